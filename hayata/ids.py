@@ -1,0 +1,75 @@
+"""Identifiers: names that people choose, and ids that sort by time.
+
+An invocation has an internal id (UUIDv7, 16 bytes, the store's key) and a name: what the client sent, or the
+internal id in hexadecimal. An execution id is ``<internal id in hex>.<step>.<attempt>``: it can be taken apart
+without a look-up, and is never used twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from hayata.errors import HayataError, error_for
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@/+=~-]{0,127}\Z", re.ASCII)
+
+
+class Execution(NamedTuple):
+    """What an execution id says: which invocation, which step, which attempt."""
+
+    invocation: bytes
+    step: int
+    attempt: int
+
+
+def check_name(what: str, name: object, *, code: str = "invalid_options") -> str:
+    """Return ``name`` if it can name an agent, node, session or invocation.
+
+    Args:
+        what: What is named, for the message.
+        name: 1 to 128 ASCII characters: letters, digits and ``_.:@/+=~-``, the first a letter, digit or ``_``.
+        code: Code of the error.
+
+    Raises:
+        HayataError: It can't be a name.
+    """
+    if isinstance(name, str) and _NAME.match(name):
+        return name
+    raise name_error(what, name, code)
+
+
+def name_error(what: str, name: object, code: str) -> HayataError:
+    """Say why ``name`` can't be a name."""
+    shown = repr(name) if len(repr(name)) <= 60 else repr(name)[:57] + "..."
+    return error_for(
+        code,
+        f"{what} can't be {shown}",
+        details={"field": what},
+        hint="1 to 128 ASCII characters: letters, digits and _.:@/+=~- ; the first a letter, a digit or _",
+    )
+
+
+def new_uuid7(unix_ms: int) -> bytes:
+    """Make a UUIDv7 (RFC 9562): 48 bits of milliseconds, then random bits."""
+    value = bytearray(unix_ms.to_bytes(6, "big") + os.urandom(10))
+    value[6] = 0x70 | (value[6] & 0x0F)
+    value[8] = 0x80 | (value[8] & 0x3F)
+    return bytes(value)
+
+
+def execution_id(invocation: bytes, step: int, attempt: int) -> str:
+    """Name one attempt of one step."""
+    return f"{invocation.hex()}.{step}.{attempt}"
+
+
+def parse_execution_id(text: str) -> Execution | None:
+    """Take an execution id apart; None when it isn't one."""
+    parts = text.split(".")
+    if len(parts) != 3 or len(parts[0]) != 32:
+        return None
+    try:
+        return Execution(bytes.fromhex(parts[0]), int(parts[1]), int(parts[2]))
+    except ValueError:
+        return None

@@ -1,0 +1,736 @@
+"""Every message, in one file: what travels between the processes and over the client socket.
+
+All are msgspec Structs, encoded as msgpack and framed by `hayata.framing`. Values of users (state, updates, inputs,
+results, chunks) are `Value`: bytes that `hayata.values` made and that the supervisor never decodes.
+
+The two families differ in shape. Between our own processes, which are always of one version, messages are arrays
+and short. On the client socket they are maps with names, unknown fields are refused, and the first message each way
+is a `Hello` with the protocol version.
+
+Source: the one header of messages with a version in rabbitmq/ra and in s6.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from hayata.framing import DEFAULT_CAP_BYTES
+
+PROTOCOL_VERSION = 1
+
+Value: TypeAlias = msgspec.Raw
+"""One encoded user value. Opaque to the supervisor."""
+
+Update: TypeAlias = dict[str, msgspec.Raw]
+"""Top-level key → encoded value: a state, or a node's updates to it."""
+
+NIL = msgspec.Raw(b"\xc0")
+"""The encoded None."""
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error as data. ``details`` is an encoded mapping; the supervisor fills it only for errors of its own."""
+
+    code: str
+    message: str
+    hint: str = ""
+    details: msgspec.Raw = msgspec.Raw(b"\x80")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Manifest: what the forkserver tells the supervisor about an app. Data only, so that S never imports the app.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class RetryManifest(msgspec.Struct, frozen=True, array_like=True):
+    """`hayata.Retry` as data; ``on`` is matched in the worker, so it is not here."""
+
+    max_attempts: int
+    backoff_s: float
+    backoff_factor: float
+    max_backoff_s: float
+    jitter: float
+
+
+class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
+    """One node.
+
+    ``concurrency`` is the most tasks at once; a sync node has that many edge workers, an async node one.
+    ``rerun_attempts``: 0 is ``interrupted="uncertain"``, n is ``Rerun(max_attempts=n)``.
+    """
+
+    name: str
+    is_async: bool
+    concurrency: int
+    execution_timeout_s: float | None
+    retry: RetryManifest | None
+    rerun_attempts: int
+    fresh: bool
+    max_tasks: int
+    shutdown_s: float
+
+
+class SupervisionManifest(msgspec.Struct, frozen=True, array_like=True):
+    """Restart intensity of an agent's workers."""
+
+    intensity: int
+    period_s: float
+    backoff_s: float
+    max_backoff_s: float
+
+
+class AgentManifest(msgspec.Struct, frozen=True, array_like=True):
+    """One agent. ``state`` is the encoded initial state; ``merge`` names only keys that are not replaced."""
+
+    id: str
+    version: str
+    nodes: list[NodeManifest]
+    state: Update
+    merge: dict[str, str]
+    max_steps: int
+    invocation_timeout_s: float | None
+    conversation_memory: bool
+    default_session: str | None
+    resume: Literal["auto", "manual"]
+    max_concurrency: int
+    on_failure: Literal["fail", "policy"]
+    supervision: SupervisionManifest
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Workers
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class _Wire(msgspec.Struct, array_like=True, frozen=True):
+    """Base of the messages between our own processes."""
+
+
+class WorkerReady(_Wire, tag="ready"):
+    """First message of every worker: F after the import, A and N after their prologue, E after its lifespan."""
+
+    role: Literal["forkserver", "agent", "node", "edge"]
+    incarnation: str
+    pid: int
+    protocol: int = PROTOCOL_VERSION
+
+
+class WorkerFailed(_Wire, tag="failed"):
+    """The last message of a worker that can't start: F's import, E's lifespan."""
+
+    incarnation: str
+    error: ErrorInfo
+
+
+# S → F, on the descriptor channel, with the child's descriptors: stream, descriptor channel, stdout, stderr.
+class Fork(_Wire, tag="fork"):
+    """Fork a worker. ``node`` is None for an agent worker."""
+
+    request: int
+    agent: str
+    node: str | None
+    incarnation: str
+
+
+# F → S
+class Manifest(_Wire, tag="manifest"):
+    """What the app defines. Follows `WorkerReady`."""
+
+    agents: list[AgentManifest]
+
+
+class Forked(_Wire, tag="forked"):
+    """The worker lives as a child of S with this pid."""
+
+    request: int
+    pid: int
+
+
+class ForkFailed(_Wire, tag="fork_failed"):
+    """No worker: the system refused."""
+
+    request: int
+    error: ErrorInfo
+
+
+# S → A
+class Evaluate(_Wire, tag="evaluate"):
+    """Ask the decision policy. Answered by exactly one of the four below; answers come in the order of the asks."""
+
+    evaluation: int
+    invocation_id: str
+    state: Update
+    input: Value
+    step: int
+    parallel_results: list[Value] | None
+    last: str | list[str] | None
+    failure: ErrorInfo | None
+    session: str | None
+    now: float
+
+
+class CheckUpdate(_Wire, tag="check_update"):
+    """Ask whether ``update`` could be the result of ``node``: a mapping that fits the state's type."""
+
+    check: int
+    node: str
+    update: Value
+
+
+# A → S
+class DecidedNext(_Wire, tag="next"):
+    """Run these nodes. ``parallel`` is False for ``Next("a")`` and True for ``Next(["a"])``."""
+
+    evaluation: int
+    nodes: list[str]
+    parallel: bool
+    input: Value
+
+
+class DecidedFinish(_Wire, tag="finish"):
+    """End the invocation with a result."""
+
+    evaluation: int
+    result: Value
+
+
+class DecidedFail(_Wire, tag="fail"):
+    """End the invocation with an error: code ``policy_failed``, ``details.reason`` what the policy gave."""
+
+    evaluation: int
+    error: ErrorInfo
+
+
+class PolicyFailed(_Wire, tag="policy_failed"):
+    """The policy raised or returned nonsense."""
+
+    evaluation: int
+    error: ErrorInfo
+
+
+class UpdateChecked(_Wire, tag="update_checked"):
+    """Answer to `CheckUpdate`: the update as a mapping, or why it isn't one."""
+
+    check: int
+    update: Update | None
+    error: ErrorInfo | None
+
+
+# S → N → E. N reads ``execution_id`` and ``timeout_s`` and forwards the frame as it is.
+class RunTask(_Wire, tag="run"):
+    """Run the node function once."""
+
+    execution_id: str
+    timeout_s: float | None
+    invocation_id: str
+    attempt: int
+    idempotency_key: str
+    session: str | None
+    stream: bool
+    state: Update
+    input: Value
+
+
+class KillTask(_Wire, tag="kill"):
+    """End a task now: its edge is killed (sync) or the coroutine is cancelled, then killed (async).
+
+    Answered by `TaskInterrupted`, or by a result that was already on its way.
+    """
+
+    execution_id: str
+    reason: str
+
+
+class PartialAck(_Wire, tag="partial_ack"):
+    """Answer to `Partial`: the chunk has its number, or it was refused."""
+
+    execution_id: str
+    number: int
+    error: ErrorInfo | None
+
+
+class StopWorker(_Wire, tag="stop"):
+    """Take no more work; N stops its edges and exits. A exits after the evaluation in hand."""
+
+
+# E → N → S. N forwards the frame as it is.
+class TaskCompleted(_Wire, tag="completed"):
+    """The body returned a mapping that fits."""
+
+    execution_id: str
+    edge: str
+    update: Update
+
+
+class TaskFailed(_Wire, tag="task_failed"):
+    """The body ended with a failure. ``retryable``: the node's ``Retry.on`` matches."""
+
+    execution_id: str
+    edge: str
+    error: ErrorInfo
+    retryable: bool
+
+
+class Partial(_Wire, tag="partial"):
+    """A chunk of ``ctx.stream``; the body waits for the `PartialAck` with the same number."""
+
+    execution_id: str
+    edge: str
+    number: int
+    chunk: Value
+
+
+# N → S
+class TaskInterrupted(_Wire, tag="interrupted"):
+    """The body was cut off. Sent after the edge is dead, reaped, swept and drained.
+
+    ``started`` is False when no byte of the task had been handed to an edge: then it provably never ran.
+    """
+
+    execution_id: str
+    edge: str
+    error: ErrorInfo
+    started: bool = True
+
+
+class EdgeStarted(_Wire, tag="edge_started"):
+    """An edge lives. Sent on the descriptor channel, with its pidfd."""
+
+    edge: str
+    pid: int
+
+
+class EdgeEnded(_Wire, tag="edge_ended"):
+    """An edge is dead, reaped and swept. ``reason`` says why in a word or two, for people."""
+
+    edge: str
+    pid: int
+    reason: str
+
+
+class EdgeStartFailed(_Wire, tag="edge_start_failed"):
+    """An edge died idle or could not start: counts against the node's restart intensity."""
+
+    edge: str
+    error: ErrorInfo
+
+
+class Output(_Wire, tag="output"):
+    """Lines that user code wrote. A line that begins with U+001E is a log record in JSON (`hayata_supervisor.logs`)."""
+
+    edge: str
+    execution_id: str | None
+    stream: Literal["stdout", "stderr"]
+    lines: list[str]
+    dropped: int = 0
+
+
+FromForkserver: TypeAlias = WorkerReady | WorkerFailed | Manifest | Forked | ForkFailed
+ToAgent: TypeAlias = Evaluate | CheckUpdate | StopWorker
+FromAgent: TypeAlias = WorkerReady | WorkerFailed | DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
+ToNode: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
+FromNode: TypeAlias = (
+    WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | Partial | TaskInterrupted | EdgeEnded | EdgeStartFailed | Output
+)
+ToEdge: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
+FromEdge: TypeAlias = WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | Partial
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Guard ↔ supervisor, and guard ↔ the process that embeds the runtime: SEQPACKET, one message a packet
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Beat(_Wire, tag="beat"):
+    """S's loop turns."""
+
+
+class Serving(_Wire, tag="serving"):
+    """S has recovered and its apps are loaded."""
+
+
+class Fatal(_Wire, tag="fatal"):
+    """S can't go on and exits; so does G, with ``exit_code``."""
+
+    error: ErrorInfo
+    exit_code: int
+
+
+class StopRuntime(_Wire, tag="stop_runtime"):
+    """Drain for at most ``drain_s`` seconds, then end."""
+
+    drain_s: float
+
+
+FromSupervisor: TypeAlias = Beat | Serving | Fatal | StopRuntime
+ToSupervisor: TypeAlias = StopRuntime
+FromGuard: TypeAlias = Serving | Fatal
+ToGuard: TypeAlias = StopRuntime
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Clients
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class _Named(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the messages on the client socket."""
+
+
+class Hello(_Named, tag="hello"):
+    """First message each way. Another protocol version is refused with `protocol_error`."""
+
+    protocol: int = PROTOCOL_VERSION
+    package: str = ""
+
+
+# Requests
+
+class Run(_Named, tag="run"):
+    """Start an invocation; answered with `InvocationInfo` once it is durable. Safe to send again."""
+
+    agent: str
+    invocation_id: str
+    input: msgspec.Raw = NIL
+    stream: bool = False
+    session: str | None = None
+    key: str | None = None
+    on_busy: Literal["reject", "queue"] = "reject"
+
+
+class GetInvocation(_Named, tag="get_invocation"):
+    """Answered with `InvocationInfo`."""
+
+    invocation_id: str
+
+
+class AwaitInvocation(_Named, tag="await_invocation"):
+    """Answered with `InvocationInfo` when the invocation is terminal, uncertain or recovery_required."""
+
+    invocation_id: str
+
+
+class ListInvocations(_Named, tag="list_invocations"):
+    """Answered with `InvocationList`, newest first."""
+
+    agent: str | None = None
+    status: str | None = None
+    session: str | None = None
+    limit: int = 100
+
+
+class ListTasks(_Named, tag="list_tasks"):
+    """Answered with `TaskList`, by step and attempt."""
+
+    invocation_id: str
+
+
+class FollowEvents(_Named, tag="follow_events"):
+    """Answered with `EventBatch`es in order, then `Done`.
+
+    ``until``: ``now`` ends with what is recorded; ``settled`` when the invocation is terminal or rests as uncertain or
+    recovery_required; ``terminal`` only when it is terminal.
+    """
+
+    invocation_id: str
+    after: int = 0
+    until: Literal["now", "settled", "terminal"] = "settled"
+
+
+class Recover(_Named, tag="recover"):
+    """Recover an agent's resting invocations; answered with `InvocationList` of those it touched."""
+
+    agent: str
+    changed: Literal["continue", "restart", "drop"] | None = None
+
+
+class Reconcile(_Named, tag="reconcile"):
+    """Settle one uncertain task with exactly one of ``result``, ``error``, ``retry``; answered with `TaskInfo`.
+
+    ``request_id`` makes it safe to send again; ``by`` names the person or program.
+    """
+
+    invocation_id: str
+    task_id: str
+    request_id: str
+    by: str
+    result: msgspec.Raw | None = None
+    error: str | None = None
+    retry: bool = False
+
+
+class Cancel(_Named, tag="cancel"):
+    """Cancel; answered with `InvocationInfo` when its workers are confirmed dead."""
+
+    invocation_id: str
+
+
+class ListAgents(_Named, tag="list_agents"):
+    """Answered with `AgentList`."""
+
+
+class StartAgent(_Named, tag="start_agent"):
+    """Load an app (``module:attr`` or ``path.py[:attr]``); answered with `AgentList` of what it defines."""
+
+    app: str
+
+
+class StopAgent(_Named, tag="stop_agent"):
+    """Stop an agent's workers; its invocations rest. Answered with `Done`."""
+
+    agent: str
+
+
+class GetTree(_Named, tag="get_tree"):
+    """Answered with `Tree`."""
+
+
+class GetStats(_Named, tag="get_stats"):
+    """Answered with `Stats`."""
+
+
+class StopDaemon(_Named, tag="stop_daemon"):
+    """Stop the daemon; answered with `Done` when it begins to drain."""
+
+    drain_s: float | None = None
+
+
+Request: TypeAlias = (
+    Run
+    | GetInvocation
+    | AwaitInvocation
+    | ListInvocations
+    | ListTasks
+    | FollowEvents
+    | Recover
+    | Reconcile
+    | Cancel
+    | ListAgents
+    | StartAgent
+    | StopAgent
+    | GetTree
+    | GetStats
+    | StopDaemon
+)
+
+
+class Ask(_Named, tag="ask"):
+    """A request with a number that its answers carry."""
+
+    number: int
+    request: Request
+
+
+# Answers
+
+class InvocationInfo(_Named, tag="invocation"):
+    """One invocation. Times are seconds since the epoch. ``error`` is the reason of ``failed`` or of a rest."""
+
+    id: str
+    agent: str
+    status: str
+    version: str
+    created_at: float
+    session: str | None = None
+    key: str | None = None
+    stream: bool = False
+    step: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    result: msgspec.Raw | None = None
+    error: ErrorInfo | None = None
+    restarted_from: str | None = None
+
+
+class InvocationList(_Named, tag="invocations"):
+    """Several invocations."""
+
+    invocations: list[InvocationInfo]
+
+
+class Reconciliation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who settled an uncertain task, when and how (``result``, ``error``, ``retry``)."""
+
+    by: str
+    at: float
+    how: str
+    request_id: str
+
+
+class TaskInfo(_Named, tag="task"):
+    """One attempt of one step; ``id`` is its execution id."""
+
+    id: str
+    node: str
+    step: int
+    attempt: int
+    status: str
+    scheduled_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    error: ErrorInfo | None = None
+    update: Update | None = None
+    reconciled: Reconciliation | None = None
+
+
+class TaskList(_Named, tag="tasks"):
+    """An invocation's tasks."""
+
+    tasks: list[TaskInfo]
+
+
+class EventInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One event; ``data`` is an encoded mapping. Type ``gap`` stands for the numbers ``from`` to ``to`` of its data."""
+
+    sequence: int
+    type: str
+    time: float
+    data: msgspec.Raw
+
+
+class EventBatch(_Named, tag="events"):
+    """Some events, in order."""
+
+    events: list[EventInfo]
+
+
+class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One node of an agent as clients see it."""
+
+    name: str
+    status: str
+    is_async: bool
+    concurrency: int
+    busy: int = 0
+
+
+class AgentInfo(_Named, tag="agent"):
+    """One agent: ``status`` is starting, serving, failed or stopped."""
+
+    id: str
+    version: str
+    app: str
+    status: str
+    nodes: list[NodeInfo]
+    running: int = 0
+    queued: int = 0
+    error: ErrorInfo | None = None
+
+
+class AgentList(_Named, tag="agents"):
+    """The agents."""
+
+    agents: list[AgentInfo]
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge."""
+
+    role: str
+    name: str
+    pid: int
+    status: str
+    incarnation: str = ""
+    started_at: float | None = None
+    restarts: int = 0
+    memory_bytes: int | None = None
+    last_exit: str = ""
+    task: str = ""
+    children: list[ProcessInfo] = []
+
+
+class Tree(_Named, tag="tree"):
+    """The process tree, from the guard down."""
+
+    root: ProcessInfo
+
+
+class Stats(_Named, tag="stats"):
+    """Counters since the supervisor started, and gauges."""
+
+    values: dict[str, float]
+
+
+class Done(_Named, tag="done"):
+    """Nothing more to say."""
+
+
+class Refused(_Named, tag="refused"):
+    """The request failed with an error."""
+
+    error: ErrorInfo
+
+
+Answer: TypeAlias = (
+    InvocationInfo | InvocationList | TaskInfo | TaskList | EventBatch | AgentList | Tree | Stats | Done | Refused
+)
+
+
+class Tell(_Named, tag="tell"):
+    """An answer to the request with this number. Number 0 speaks of the connection itself, which then closes."""
+
+    number: int
+    answer: Answer
+
+
+ToServer: TypeAlias = Hello | Ask
+ToClient: TypeAlias = Hello | Tell
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Launch: what the guard is started with, msgpack in a sealed memfd, by `hayata-supervisor` and by `hayata.start`
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Everything the runtime needs to know to start. Paths are absolute. The guard keeps the memfd and gives it to
+    each supervisor anew.
+
+    Attributes:
+        apps: App references, ``module:attr`` or ``/path.py[:attr]``.
+        data_dir: Where the store and the locks live.
+        socket: Where clients connect.
+        sys_path: The forkserver's ``sys.path``, in front of its own.
+        cwd: The forkserver's working directory.
+        value_fd: Number of an inherited, sealed memfd with cloudpickled agents, instead of ``apps``.
+        control_fd: Number of an inherited SEQPACKET socket to the process that embeds the runtime; None for a daemon.
+        parent_pid: Pid of that process; when it dies the runtime ends at once.
+        log_level: Least level of our own log lines: debug, info, warning, error.
+        log_format: ``json``, ``console``, or ``plain``: only what user code wrote, as it wrote it, and our warnings.
+        drain_timeout_s: How long a stop waits for running executions.
+        policy_timeout_s: How long one policy evaluation may take.
+        start_timeout_s: How long a worker may take to get ready, a forkserver's import included.
+        node_retry_s: How long a given-up node or agent rests before it is tried again; doubles up to 20 times this.
+        frame_cap_bytes: Largest message.
+    """
+
+    apps: list[str]
+    data_dir: str
+    socket: str
+    sys_path: list[str]
+    cwd: str
+    value_fd: int | None = None
+    control_fd: int | None = None
+    parent_pid: int | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console", "plain"] = "console"
+    drain_timeout_s: float = 25.0
+    policy_timeout_s: float = 10.0
+    start_timeout_s: float = 60.0
+    node_retry_s: float = 60.0
+    frame_cap_bytes: int = DEFAULT_CAP_BYTES
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+"""Any message → bytes of a body."""
+
+
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Make a decoder for one of the unions above.
+
+    Its ``decode`` raises `msgspec.DecodeError` (or its subclass `msgspec.ValidationError`) for anything else.
+    """
+    return msgspec.msgpack.Decoder(kind)

@@ -1,0 +1,167 @@
+"""What is durable: an invocation is the fold of its facts, and nothing else.
+
+Each commit of an invocation is one `Record`: the facts that became true together. The live state machine and
+recovery use the same fold (`core.invocation`), so what is recovered is what was committed. Lifecycle events are not
+stored beside the facts: each fact is at most one event, and the record says the number of its first.
+
+Source: event sourcing; FoundationDB's rule that recovery runs the code that normal operation runs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from hayata.messages import ErrorInfo, Update, Value
+
+
+class _Fact(msgspec.Struct, array_like=True, frozen=True):
+    """Base of the facts. Fields may be added at the end, with a default; tags are never reused."""
+
+
+class Accepted(_Fact, tag="accepted"):
+    """First fact of an invocation: it exists, and is queued until `Started`."""
+
+    input: Value
+
+
+class Started(_Fact, tag="started"):
+    """It runs, from this state. Event ``invocation_started``."""
+
+    state: Update
+
+
+class Decided(_Fact, tag="decided"):
+    """The policy said ``Next``: steps ``step … step + len(nodes) - 1`` are scheduled, attempt 1 each."""
+
+    step: int
+    nodes: list[str]
+    parallel: bool
+    input: Value
+
+
+class Marked(_Fact, tag="marked"):
+    """From now on the body may have run. Event ``node_started``."""
+
+    step: int
+    attempt: int
+
+
+class Completed(_Fact, tag="completed"):
+    """The body ended well. ``merge`` names the operation of each key that is not replaced, so that the fold does not
+    depend on what the definition says later. A branch's update is kept for ``parallel_results``, not merged.
+    Event ``node_completed``."""
+
+    step: int
+    attempt: int
+    update: Update
+    merge: dict[str, str]
+
+
+class Failed(_Fact, tag="failed"):
+    """The body ended with a failure or was cut off. ``retry_at``: wall time from which attempt + 1 may run, 0 for at
+    once, None for a final failure. Event ``node_failed``."""
+
+    step: int
+    attempt: int
+    error: ErrorInfo
+    retry_at: float | None
+
+
+class Cancelled(_Fact, tag="cancelled"):
+    """Not wanted any more. Event ``node_cancelled``."""
+
+    step: int
+    attempt: int
+
+
+class Uncertain(_Fact, tag="uncertain"):
+    """It was marked and has no result, and the supervisor that ran it is gone. Event ``node_uncertain``."""
+
+    step: int
+    attempt: int
+
+
+class Reconciled(_Fact, tag="reconciled"):
+    """A person settled it: a result (``update``), an error, or neither: attempt + 1 is scheduled.
+    Event ``node_reconciled``."""
+
+    step: int
+    attempt: int
+    by: str
+    request_id: str
+    update: Update | None
+    merge: dict[str, str]
+    error: ErrorInfo | None
+
+
+class Recovered(_Fact, tag="recovered"):
+    """It runs again. Event ``invocation_recovered``."""
+
+
+class Reversioned(_Fact, tag="reversioned"):
+    """It goes on with this version of its definition."""
+
+    version: str
+
+
+class Finished(_Fact, tag="finished"):
+    """Ended as completed. Event ``invocation_completed``."""
+
+    result: Value
+
+
+class Aborted(_Fact, tag="aborted"):
+    """Ended as failed. Event ``invocation_failed``."""
+
+    error: ErrorInfo
+
+
+class Dropped(_Fact, tag="dropped"):
+    """Ended as cancelled. Event ``invocation_cancelled``."""
+
+    reason: str
+
+
+Fact: TypeAlias = (
+    Accepted
+    | Started
+    | Decided
+    | Marked
+    | Completed
+    | Failed
+    | Cancelled
+    | Uncertain
+    | Reconciled
+    | Recovered
+    | Reversioned
+    | Finished
+    | Aborted
+    | Dropped
+)
+
+Status: TypeAlias = Literal[
+    "queued", "running", "waiting", "recovery_required", "uncertain", "completed", "failed", "cancelled"
+]
+TERMINAL = frozenset({"completed", "failed", "cancelled"})
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True):
+    """One commit of one invocation.
+
+    Attributes:
+        at: Wall time, seconds.
+        sequence: Number of the first event among ``facts``; the others follow without a gap.
+        reserved: No event, partial results included, has been numbered beyond this.
+        facts: What became true.
+    """
+
+    at: float
+    sequence: int
+    reserved: int
+    facts: list[Fact]
+
+
+encode_record = msgspec.msgpack.Encoder().encode
+decode_record = msgspec.msgpack.Decoder(Record).decode

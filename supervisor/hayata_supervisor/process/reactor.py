@@ -1,0 +1,196 @@
+"""A loop over file descriptors, timers and wake-ups from other threads: the heart of the guard, S, F and N.
+
+It is small because its users need little and count microseconds: descriptors are level-triggered, callbacks run to
+their end, and what was written during a turn is flushed once at the turn's end, so that many messages to one peer
+leave in one system call. An exception that leaves a callback leaves `run`: the process dies loudly and is restarted.
+
+Source: the reactor of "Reactor: an object behavioral pattern for demultiplexing" (Schmidt, 1995).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+from collections import deque
+from collections.abc import Callable
+
+from hayata_supervisor.process import clock
+
+Callback = Callable[[], None]
+
+
+class Timer:
+    """A call in the future; `cancel` makes it never happen."""
+
+    __slots__ = ("callback", "due")
+
+    def __init__(self, due: float, callback: Callback) -> None:
+        self.due = due
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        """Forget the call. Harmless when it has happened."""
+        self.callback = None
+
+
+class Reactor:
+    """See the module.
+
+    Args:
+        selector: A process that forks must use `selectors.PollSelector`: an epoll object is shared by the fork, and
+            a change that the child makes would reach the parent's.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
+        self._selector = selector or selectors.EpollSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._soon: deque[Callback] = deque()
+        self._turn_end: list[Callback] = []
+        self._from_threads: deque[Callback] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._running = False
+        self.watch_read(self._wake_fd, self._woken)
+
+    # descriptors
+
+    def watch_read(self, fd: int, callback: Callback) -> None:
+        """Call ``callback`` whenever ``fd`` can be read. One reader for each descriptor."""
+        self._watch(fd, selectors.EVENT_READ, callback)
+
+    def watch_write(self, fd: int, callback: Callback) -> None:
+        """Call ``callback`` whenever ``fd`` can be written, until `unwatch_write`."""
+        self._watch(fd, selectors.EVENT_WRITE, callback)
+
+    def unwatch_read(self, fd: int) -> None:
+        """Stop reading ``fd``. Harmless when it isn't watched."""
+        self._unwatch(fd, selectors.EVENT_READ)
+
+    def unwatch_write(self, fd: int) -> None:
+        """Stop waiting to write ``fd``. Harmless when it isn't watched."""
+        self._unwatch(fd, selectors.EVENT_WRITE)
+
+    def _watch(self, fd: int, event: int, callback: Callback) -> None:
+        try:
+            key = self._selector.get_key(fd)
+        except KeyError:
+            self._selector.register(fd, event, {event: callback})
+            return
+        self._selector.modify(fd, key.events | event, {**key.data, event: callback})
+
+    def _unwatch(self, fd: int, event: int) -> None:
+        try:
+            key = self._selector.get_key(fd)
+        except KeyError:
+            return
+        rest = {kind: callback for kind, callback in key.data.items() if kind != event}
+        if rest:
+            self._selector.modify(fd, key.events & ~event, rest)
+        else:
+            self._selector.unregister(fd)
+
+    # calls
+
+    def call_soon(self, callback: Callback) -> None:
+        """Call in this turn, after what runs now."""
+        self._soon.append(callback)
+
+    def call_at(self, due: float, callback: Callback) -> Timer:
+        """Call at ``due`` (monotonic seconds) or soon after."""
+        timer = Timer(due, callback)
+        heapq.heappush(self._timers, (due, next(self._order), timer))
+        return timer
+
+    def call_later(self, delay_s: float, callback: Callback) -> Timer:
+        """Call in ``delay_s`` seconds."""
+        return self.call_at(clock.monotonic() + delay_s, callback)
+
+    def call_at_turn_end(self, callback: Callback) -> None:
+        """Call once, when this turn's callbacks have run: the place to flush."""
+        self._turn_end.append(callback)
+
+    def call_from_thread(self, callback: Callback) -> None:
+        """Call in the loop's thread. The one method that other threads may use."""
+        self._from_threads.append(callback)
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except (BlockingIOError, OSError):
+            # Full: it is readable anyway. Closed: the loop is gone, and nobody waits for this call.
+            return
+
+    def _woken(self) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            return
+        while self._from_threads:
+            self._from_threads.popleft()()
+
+    # the loop
+
+    def run(self) -> None:
+        """Turn until `stop`."""
+        self._running = True
+        while self._running:
+            self.turn(None)
+
+    def stop(self) -> None:
+        """End `run` after this turn."""
+        self._running = False
+
+    def turn(self, timeout_s: float | None) -> None:
+        """Wait for something to do, at most ``timeout_s`` seconds (None: as long as it takes), and do it."""
+        for key, events in self._selector.select(self._wait(timeout_s)):
+            for event in (selectors.EVENT_READ, selectors.EVENT_WRITE):
+                if events & event:
+                    callback = self._current(key.fd, key.data, event)
+                    if callback is not None:
+                        callback()
+        self._run_due()
+        while self._soon:
+            self._soon.popleft()()
+        while self._turn_end:
+            callbacks, self._turn_end = self._turn_end, []
+            for callback in callbacks:
+                callback()
+
+    def _current(self, fd: int, data: dict[int, Callback], event: int) -> Callback | None:
+        """The callback, unless an earlier one of this turn has unwatched the descriptor (or reused its number)."""
+        try:
+            key = self._selector.get_key(fd)
+        except KeyError:
+            return None
+        callback: Callback | None = key.data.get(event)
+        return callback if callback is data.get(event) else None
+
+    def _wait(self, timeout_s: float | None) -> float | None:
+        if self._soon or self._turn_end or self._from_threads:
+            return 0
+        while self._timers and self._timers[0][2].callback is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return timeout_s
+        wait = max(0.0, self._timers[0][0] - clock.monotonic())
+        return wait if timeout_s is None else min(wait, timeout_s)
+
+    def _run_due(self) -> None:
+        if not self._timers:
+            return
+        now = clock.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                timer.callback()
+
+    def close(self) -> None:
+        """Give the loop's own descriptors back."""
+        self._selector.close()
+        os.close(self._wake_fd)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The loop's own descriptors, for a child that must close them after fork."""
+        fd = getattr(self._selector, "fileno", None)
+        return [self._wake_fd] if fd is None else [self._wake_fd, fd()]
