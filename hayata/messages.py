@@ -108,7 +108,7 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True):
     """Base of the messages between our own processes."""
 
 
-class WorkerReady(_Wire, tag="ready"):
+class WorkerReady(_Wire, frozen=True, tag="ready"):
     """First message of every worker: F after the import, A and N after their prologue, E after its lifespan."""
 
     role: Literal["forkserver", "agent", "node", "edge"]
@@ -117,7 +117,7 @@ class WorkerReady(_Wire, tag="ready"):
     protocol: int = PROTOCOL_VERSION
 
 
-class WorkerFailed(_Wire, tag="failed"):
+class WorkerFailed(_Wire, frozen=True, tag="failed"):
     """The last message of a worker that can't start: F's import, E's lifespan."""
 
     incarnation: str
@@ -125,7 +125,7 @@ class WorkerFailed(_Wire, tag="failed"):
 
 
 # S → F, on the descriptor channel, with the child's descriptors: stream, descriptor channel, stdout, stderr.
-class Fork(_Wire, tag="fork"):
+class Fork(_Wire, frozen=True, tag="fork"):
     """Fork a worker. ``node`` is None for an agent worker."""
 
     request: int
@@ -135,20 +135,20 @@ class Fork(_Wire, tag="fork"):
 
 
 # F → S
-class Manifest(_Wire, tag="manifest"):
+class Manifest(_Wire, frozen=True, tag="manifest"):
     """What the app defines. Follows `WorkerReady`."""
 
     agents: list[AgentManifest]
 
 
-class Forked(_Wire, tag="forked"):
+class Forked(_Wire, frozen=True, tag="forked"):
     """The worker lives as a child of S with this pid."""
 
     request: int
     pid: int
 
 
-class ForkFailed(_Wire, tag="fork_failed"):
+class ForkFailed(_Wire, frozen=True, tag="fork_failed"):
     """No worker: the system refused."""
 
     request: int
@@ -156,7 +156,7 @@ class ForkFailed(_Wire, tag="fork_failed"):
 
 
 # S → A
-class Evaluate(_Wire, tag="evaluate"):
+class Evaluate(_Wire, frozen=True, tag="evaluate"):
     """Ask the decision policy. Answered by exactly one of the four below; answers come in the order of the asks."""
 
     evaluation: int
@@ -171,7 +171,7 @@ class Evaluate(_Wire, tag="evaluate"):
     now: float
 
 
-class CheckUpdate(_Wire, tag="check_update"):
+class CheckUpdate(_Wire, frozen=True, tag="check_update"):
     """Ask whether ``update`` could be the result of ``node``: a mapping that fits the state's type."""
 
     check: int
@@ -180,7 +180,7 @@ class CheckUpdate(_Wire, tag="check_update"):
 
 
 # A → S
-class DecidedNext(_Wire, tag="next"):
+class DecidedNext(_Wire, frozen=True, tag="next"):
     """Run these nodes. ``parallel`` is False for ``Next("a")`` and True for ``Next(["a"])``."""
 
     evaluation: int
@@ -189,28 +189,28 @@ class DecidedNext(_Wire, tag="next"):
     input: Value
 
 
-class DecidedFinish(_Wire, tag="finish"):
+class DecidedFinish(_Wire, frozen=True, tag="finish"):
     """End the invocation with a result."""
 
     evaluation: int
     result: Value
 
 
-class DecidedFail(_Wire, tag="fail"):
+class DecidedFail(_Wire, frozen=True, tag="fail"):
     """End the invocation with an error: code ``policy_failed``, ``details.reason`` what the policy gave."""
 
     evaluation: int
     error: ErrorInfo
 
 
-class PolicyFailed(_Wire, tag="policy_failed"):
+class PolicyFailed(_Wire, frozen=True, tag="policy_failed"):
     """The policy raised or returned nonsense."""
 
     evaluation: int
     error: ErrorInfo
 
 
-class UpdateChecked(_Wire, tag="update_checked"):
+class UpdateChecked(_Wire, frozen=True, tag="update_checked"):
     """Answer to `CheckUpdate`: the update as a mapping, or why it isn't one."""
 
     check: int
@@ -219,7 +219,7 @@ class UpdateChecked(_Wire, tag="update_checked"):
 
 
 # S → N → E. N reads ``execution_id`` and ``timeout_s`` and forwards the frame as it is.
-class RunTask(_Wire, tag="run"):
+class RunTask(_Wire, frozen=True, tag="run"):
     """Run the node function once."""
 
     execution_id: str
@@ -233,7 +233,7 @@ class RunTask(_Wire, tag="run"):
     input: Value
 
 
-class KillTask(_Wire, tag="kill"):
+class KillTask(_Wire, frozen=True, tag="kill"):
     """End a task now: its edge is killed (sync) or the coroutine is cancelled, then killed (async).
 
     Answered by `TaskInterrupted`, or by a result that was already on its way.
@@ -243,7 +243,7 @@ class KillTask(_Wire, tag="kill"):
     reason: str
 
 
-class PartialAck(_Wire, tag="partial_ack"):
+class PartialAck(_Wire, frozen=True, tag="partial_ack"):
     """Answer to `Partial`: the chunk has its number, or it was refused."""
 
     execution_id: str
@@ -251,12 +251,12 @@ class PartialAck(_Wire, tag="partial_ack"):
     error: ErrorInfo | None
 
 
-class StopWorker(_Wire, tag="stop"):
+class StopWorker(_Wire, frozen=True, tag="stop"):
     """Take no more work; N stops its edges and exits. A exits after the evaluation in hand."""
 
 
 # E → N → S. N forwards the frame as it is.
-class TaskCompleted(_Wire, tag="completed"):
+class TaskCompleted(_Wire, frozen=True, tag="completed"):
     """The body returned a mapping that fits."""
 
     execution_id: str
@@ -264,7 +264,7 @@ class TaskCompleted(_Wire, tag="completed"):
     update: Update
 
 
-class TaskFailed(_Wire, tag="task_failed"):
+class TaskFailed(_Wire, frozen=True, tag="task_failed"):
     """The body ended with a failure. ``retryable``: the node's ``Retry.on`` matches."""
 
     execution_id: str
@@ -273,7 +273,7 @@ class TaskFailed(_Wire, tag="task_failed"):
     retryable: bool
 
 
-class Partial(_Wire, tag="partial"):
+class Partial(_Wire, frozen=True, tag="partial"):
     """A chunk of ``ctx.stream``; the body waits for the `PartialAck` with the same number."""
 
     execution_id: str
@@ -282,8 +282,23 @@ class Partial(_Wire, tag="partial"):
     chunk: Value
 
 
+# E → N only.
+class EdgeRetires(_Wire, frozen=True, tag="retires"):
+    """E wants no task beyond those it holds; N answers with `StopWorker` when the last of them has ended."""
+
+    edge: str
+    reason: str
+
+
+class TaskStopped(_Wire, frozen=True, tag="stopped"):
+    """The coroutine of a task that N told E to kill has ended. Whatever it returned came too late to count."""
+
+    execution_id: str
+    edge: str
+
+
 # N → S
-class TaskInterrupted(_Wire, tag="interrupted"):
+class TaskInterrupted(_Wire, frozen=True, tag="interrupted"):
     """The body was cut off. Sent after the edge is dead, reaped, swept and drained.
 
     ``started`` is False when no byte of the task had been handed to an edge: then it provably never ran.
@@ -295,14 +310,14 @@ class TaskInterrupted(_Wire, tag="interrupted"):
     started: bool = True
 
 
-class EdgeStarted(_Wire, tag="edge_started"):
+class EdgeStarted(_Wire, frozen=True, tag="edge_started"):
     """An edge lives. Sent on the descriptor channel, with its pidfd."""
 
     edge: str
     pid: int
 
 
-class EdgeEnded(_Wire, tag="edge_ended"):
+class EdgeEnded(_Wire, frozen=True, tag="edge_ended"):
     """An edge is dead, reaped and swept. ``reason`` says why in a word or two, for people."""
 
     edge: str
@@ -310,14 +325,14 @@ class EdgeEnded(_Wire, tag="edge_ended"):
     reason: str
 
 
-class EdgeStartFailed(_Wire, tag="edge_start_failed"):
+class EdgeStartFailed(_Wire, frozen=True, tag="edge_start_failed"):
     """An edge died idle or could not start: counts against the node's restart intensity."""
 
     edge: str
     error: ErrorInfo
 
 
-class Output(_Wire, tag="output"):
+class Output(_Wire, frozen=True, tag="output"):
     """Lines that user code wrote. A line that begins with U+001E is a log record in JSON (`hayata_supervisor.logs`)."""
 
     edge: str
@@ -335,7 +350,9 @@ FromNode: TypeAlias = (
     WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | Partial | TaskInterrupted | EdgeEnded | EdgeStartFailed | Output
 )
 ToEdge: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
-FromEdge: TypeAlias = WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | Partial
+FromEdge: TypeAlias = (
+    WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | Partial | EdgeRetires | TaskStopped
+)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -343,22 +360,22 @@ FromEdge: TypeAlias = WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | 
 # --------------------------------------------------------------------------------------------------------------------
 
 
-class Beat(_Wire, tag="beat"):
+class Beat(_Wire, frozen=True, tag="beat"):
     """S's loop turns."""
 
 
-class Serving(_Wire, tag="serving"):
+class Serving(_Wire, frozen=True, tag="serving"):
     """S has recovered and its apps are loaded."""
 
 
-class Fatal(_Wire, tag="fatal"):
+class Fatal(_Wire, frozen=True, tag="fatal"):
     """S can't go on and exits; so does G, with ``exit_code``."""
 
     error: ErrorInfo
     exit_code: int
 
 
-class StopRuntime(_Wire, tag="stop_runtime"):
+class StopRuntime(_Wire, frozen=True, tag="stop_runtime"):
     """Drain for at most ``drain_s`` seconds, then end."""
 
     drain_s: float
@@ -379,7 +396,7 @@ class _Named(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_field
     """Base of the messages on the client socket."""
 
 
-class Hello(_Named, tag="hello"):
+class Hello(_Named, frozen=True, tag="hello"):
     """First message each way. Another protocol version is refused with `protocol_error`."""
 
     protocol: int = PROTOCOL_VERSION
@@ -388,7 +405,7 @@ class Hello(_Named, tag="hello"):
 
 # Requests
 
-class Run(_Named, tag="run"):
+class Run(_Named, frozen=True, tag="run"):
     """Start an invocation; answered with `InvocationInfo` once it is durable. Safe to send again."""
 
     agent: str
@@ -400,19 +417,19 @@ class Run(_Named, tag="run"):
     on_busy: Literal["reject", "queue"] = "reject"
 
 
-class GetInvocation(_Named, tag="get_invocation"):
+class GetInvocation(_Named, frozen=True, tag="get_invocation"):
     """Answered with `InvocationInfo`."""
 
     invocation_id: str
 
 
-class AwaitInvocation(_Named, tag="await_invocation"):
+class AwaitInvocation(_Named, frozen=True, tag="await_invocation"):
     """Answered with `InvocationInfo` when the invocation is terminal, uncertain or recovery_required."""
 
     invocation_id: str
 
 
-class ListInvocations(_Named, tag="list_invocations"):
+class ListInvocations(_Named, frozen=True, tag="list_invocations"):
     """Answered with `InvocationList`, newest first."""
 
     agent: str | None = None
@@ -421,13 +438,13 @@ class ListInvocations(_Named, tag="list_invocations"):
     limit: int = 100
 
 
-class ListTasks(_Named, tag="list_tasks"):
+class ListTasks(_Named, frozen=True, tag="list_tasks"):
     """Answered with `TaskList`, by step and attempt."""
 
     invocation_id: str
 
 
-class FollowEvents(_Named, tag="follow_events"):
+class FollowEvents(_Named, frozen=True, tag="follow_events"):
     """Answered with `EventBatch`es in order, then `Done`.
 
     ``until``: ``now`` ends with what is recorded; ``settled`` when the invocation is terminal or rests as uncertain or
@@ -439,14 +456,14 @@ class FollowEvents(_Named, tag="follow_events"):
     until: Literal["now", "settled", "terminal"] = "settled"
 
 
-class Recover(_Named, tag="recover"):
+class Recover(_Named, frozen=True, tag="recover"):
     """Recover an agent's resting invocations; answered with `InvocationList` of those it touched."""
 
     agent: str
     changed: Literal["continue", "restart", "drop"] | None = None
 
 
-class Reconcile(_Named, tag="reconcile"):
+class Reconcile(_Named, frozen=True, tag="reconcile"):
     """Settle one uncertain task with exactly one of ``result``, ``error``, ``retry``; answered with `TaskInfo`.
 
     ``request_id`` makes it safe to send again; ``by`` names the person or program.
@@ -461,37 +478,37 @@ class Reconcile(_Named, tag="reconcile"):
     retry: bool = False
 
 
-class Cancel(_Named, tag="cancel"):
+class Cancel(_Named, frozen=True, tag="cancel"):
     """Cancel; answered with `InvocationInfo` when its workers are confirmed dead."""
 
     invocation_id: str
 
 
-class ListAgents(_Named, tag="list_agents"):
+class ListAgents(_Named, frozen=True, tag="list_agents"):
     """Answered with `AgentList`."""
 
 
-class StartAgent(_Named, tag="start_agent"):
+class StartAgent(_Named, frozen=True, tag="start_agent"):
     """Load an app (``module:attr`` or ``path.py[:attr]``); answered with `AgentList` of what it defines."""
 
     app: str
 
 
-class StopAgent(_Named, tag="stop_agent"):
+class StopAgent(_Named, frozen=True, tag="stop_agent"):
     """Stop an agent's workers; its invocations rest. Answered with `Done`."""
 
     agent: str
 
 
-class GetTree(_Named, tag="get_tree"):
+class GetTree(_Named, frozen=True, tag="get_tree"):
     """Answered with `Tree`."""
 
 
-class GetStats(_Named, tag="get_stats"):
+class GetStats(_Named, frozen=True, tag="get_stats"):
     """Answered with `Stats`."""
 
 
-class StopDaemon(_Named, tag="stop_daemon"):
+class StopDaemon(_Named, frozen=True, tag="stop_daemon"):
     """Stop the daemon; answered with `Done` when it begins to drain."""
 
     drain_s: float | None = None
@@ -516,7 +533,7 @@ Request: TypeAlias = (
 )
 
 
-class Ask(_Named, tag="ask"):
+class Ask(_Named, frozen=True, tag="ask"):
     """A request with a number that its answers carry."""
 
     number: int
@@ -525,7 +542,7 @@ class Ask(_Named, tag="ask"):
 
 # Answers
 
-class InvocationInfo(_Named, tag="invocation"):
+class InvocationInfo(_Named, frozen=True, tag="invocation"):
     """One invocation. Times are seconds since the epoch. ``error`` is the reason of ``failed`` or of a rest."""
 
     id: str
@@ -544,7 +561,7 @@ class InvocationInfo(_Named, tag="invocation"):
     restarted_from: str | None = None
 
 
-class InvocationList(_Named, tag="invocations"):
+class InvocationList(_Named, frozen=True, tag="invocations"):
     """Several invocations."""
 
     invocations: list[InvocationInfo]
@@ -559,7 +576,7 @@ class Reconciliation(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
 
 
-class TaskInfo(_Named, tag="task"):
+class TaskInfo(_Named, frozen=True, tag="task"):
     """One attempt of one step; ``id`` is its execution id."""
 
     id: str
@@ -575,7 +592,7 @@ class TaskInfo(_Named, tag="task"):
     reconciled: Reconciliation | None = None
 
 
-class TaskList(_Named, tag="tasks"):
+class TaskList(_Named, frozen=True, tag="tasks"):
     """An invocation's tasks."""
 
     tasks: list[TaskInfo]
@@ -590,7 +607,7 @@ class EventInfo(msgspec.Struct, frozen=True, array_like=True):
     data: msgspec.Raw
 
 
-class EventBatch(_Named, tag="events"):
+class EventBatch(_Named, frozen=True, tag="events"):
     """Some events, in order."""
 
     events: list[EventInfo]
@@ -606,7 +623,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     busy: int = 0
 
 
-class AgentInfo(_Named, tag="agent"):
+class AgentInfo(_Named, frozen=True, tag="agent"):
     """One agent: ``status`` is starting, serving, failed or stopped."""
 
     id: str
@@ -619,7 +636,7 @@ class AgentInfo(_Named, tag="agent"):
     error: ErrorInfo | None = None
 
 
-class AgentList(_Named, tag="agents"):
+class AgentList(_Named, frozen=True, tag="agents"):
     """The agents."""
 
     agents: list[AgentInfo]
@@ -641,23 +658,23 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     children: list[ProcessInfo] = []
 
 
-class Tree(_Named, tag="tree"):
+class Tree(_Named, frozen=True, tag="tree"):
     """The process tree, from the guard down."""
 
     root: ProcessInfo
 
 
-class Stats(_Named, tag="stats"):
+class Stats(_Named, frozen=True, tag="stats"):
     """Counters since the supervisor started, and gauges."""
 
     values: dict[str, float]
 
 
-class Done(_Named, tag="done"):
+class Done(_Named, frozen=True, tag="done"):
     """Nothing more to say."""
 
 
-class Refused(_Named, tag="refused"):
+class Refused(_Named, frozen=True, tag="refused"):
     """The request failed with an error."""
 
     error: ErrorInfo
@@ -668,7 +685,7 @@ Answer: TypeAlias = (
 )
 
 
-class Tell(_Named, tag="tell"):
+class Tell(_Named, frozen=True, tag="tell"):
     """An answer to the request with this number. Number 0 speaks of the connection itself, which then closes."""
 
     number: int

@@ -2,7 +2,8 @@
 
 Each commit of an invocation is one `Record`: the facts that became true together. The live state machine and
 recovery use the same fold (`core.invocation`), so what is recovered is what was committed. Lifecycle events are not
-stored beside the facts: each fact is at most one event, and the record says the number of its first.
+stored beside the facts: each fact is at most one event, and the record says the number of its first. So a fact
+names all that its event tells, and an event can be read from the middle of a journal.
 
 Source: event sourcing; FoundationDB's rule that recovery runs the code that normal operation runs.
 """
@@ -20,19 +21,19 @@ class _Fact(msgspec.Struct, array_like=True, frozen=True):
     """Base of the facts. Fields may be added at the end, with a default; tags are never reused."""
 
 
-class Accepted(_Fact, tag="accepted"):
+class Accepted(_Fact, frozen=True, tag="accepted"):
     """First fact of an invocation: it exists, and is queued until `Started`."""
 
     input: Value
 
 
-class Started(_Fact, tag="started"):
+class Started(_Fact, frozen=True, tag="started"):
     """It runs, from this state. Event ``invocation_started``."""
 
     state: Update
 
 
-class Decided(_Fact, tag="decided"):
+class Decided(_Fact, frozen=True, tag="decided"):
     """The policy said ``Next``: steps ``step … step + len(nodes) - 1`` are scheduled, attempt 1 each."""
 
     step: int
@@ -41,54 +42,60 @@ class Decided(_Fact, tag="decided"):
     input: Value
 
 
-class Marked(_Fact, tag="marked"):
+class Marked(_Fact, frozen=True, tag="marked"):
     """From now on the body may have run. Event ``node_started``."""
 
     step: int
     attempt: int
+    node: str
 
 
-class Completed(_Fact, tag="completed"):
+class Completed(_Fact, frozen=True, tag="completed"):
     """The body ended well. ``merge`` names the operation of each key that is not replaced, so that the fold does not
     depend on what the definition says later. A branch's update is kept for ``parallel_results``, not merged.
     Event ``node_completed``."""
 
     step: int
     attempt: int
+    node: str
     update: Update
     merge: dict[str, str]
 
 
-class Failed(_Fact, tag="failed"):
+class Failed(_Fact, frozen=True, tag="failed"):
     """The body ended with a failure or was cut off. ``retry_at``: wall time from which attempt + 1 may run, 0 for at
     once, None for a final failure. Event ``node_failed``."""
 
     step: int
     attempt: int
+    node: str
     error: ErrorInfo
     retry_at: float | None
 
 
-class Cancelled(_Fact, tag="cancelled"):
+class Cancelled(_Fact, frozen=True, tag="cancelled"):
     """Not wanted any more. Event ``node_cancelled``."""
 
     step: int
     attempt: int
+    node: str
 
 
-class Uncertain(_Fact, tag="uncertain"):
+class Uncertain(_Fact, frozen=True, tag="uncertain"):
     """It was marked and has no result, and the supervisor that ran it is gone. Event ``node_uncertain``."""
 
     step: int
     attempt: int
+    node: str
 
 
-class Reconciled(_Fact, tag="reconciled"):
+class Reconciled(_Fact, frozen=True, tag="reconciled"):
     """A person settled it: a result (``update``), an error, or neither: attempt + 1 is scheduled.
     Event ``node_reconciled``."""
 
     step: int
     attempt: int
+    node: str
     by: str
     request_id: str
     update: Update | None
@@ -96,29 +103,31 @@ class Reconciled(_Fact, tag="reconciled"):
     error: ErrorInfo | None
 
 
-class Recovered(_Fact, tag="recovered"):
-    """It runs again. Event ``invocation_recovered``."""
+class Recovered(_Fact, frozen=True, tag="recovered"):
+    """It runs again. ``paused_s``: for how long its timeout has stood still. Event ``invocation_recovered``."""
+
+    paused_s: float
 
 
-class Reversioned(_Fact, tag="reversioned"):
+class Reversioned(_Fact, frozen=True, tag="reversioned"):
     """It goes on with this version of its definition."""
 
     version: str
 
 
-class Finished(_Fact, tag="finished"):
+class Finished(_Fact, frozen=True, tag="finished"):
     """Ended as completed. Event ``invocation_completed``."""
 
     result: Value
 
 
-class Aborted(_Fact, tag="aborted"):
+class Aborted(_Fact, frozen=True, tag="aborted"):
     """Ended as failed. Event ``invocation_failed``."""
 
     error: ErrorInfo
 
 
-class Dropped(_Fact, tag="dropped"):
+class Dropped(_Fact, frozen=True, tag="dropped"):
     """Ended as cancelled. Event ``invocation_cancelled``."""
 
     reason: str
@@ -165,3 +174,8 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(Record).decode
+
+
+def interrupted_details(reason: str) -> msgspec.Raw:
+    """Details of an error that cut a body off."""
+    return msgspec.Raw(encode_record({"interrupted": True, "reason": reason}))

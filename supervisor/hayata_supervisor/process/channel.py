@@ -29,12 +29,27 @@ class Peer(Protocol):
 
 
 class Channel:
-    """See the module. ``tag`` of a frame is whatever its sender wants to find again in `unsent`."""
+    """See the module. ``tag`` of a frame is whatever its sender wants to find again in `unsent`.
+
+    Args:
+        drained: Called when a peer that was slower than us has taken all that was queued.
+
+    Attributes:
+        open: Whether it can be used.
+        farewell: A body to send before closing on a peer whose frame is over the cap; None for none.
+    """
 
     def __init__(
-        self, reactor: Reactor, sock: socket.socket, peer: Peer, *, cap_bytes: int = DEFAULT_CAP_BYTES
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        peer: Peer,
+        *,
+        cap_bytes: int = DEFAULT_CAP_BYTES,
+        drained: Callable[[], None] | None = None,
     ) -> None:
         sock.setblocking(False)
+        self._drained = drained
         self._reactor = reactor
         self._sock = sock
         self._fd = sock.fileno()
@@ -47,6 +62,7 @@ class Channel:
         self._flush_due = False
         self._write_watched = False
         self.open = True
+        self.farewell: bytes | None = None
         reactor.watch_read(self._fd, self._readable)
 
     @property
@@ -93,6 +109,8 @@ class Channel:
         elif not self._queue and self._write_watched:
             self._write_watched = False
             self._reactor.unwatch_write(self._fd)
+            if self._drained is not None:
+                self._drained()
 
     def _head(self) -> list[bytes | memoryview]:
         buffers: list[bytes | memoryview] = []
@@ -143,6 +161,9 @@ class Channel:
                 if not self.open:
                     return False
         except FrameTooLarge as error:
+            if self.farewell is not None:
+                self._queue.append((frame(self.farewell), None))
+                self.flush()
             self.close(error)
             return False
         return True

@@ -14,6 +14,13 @@ import msgspec
 from hayata.messages import ErrorInfo
 
 
+class StoreBroken(Exception):
+    """Nobody knows whether the batch is stored: the process must end, and the next one reads the truth.
+
+    Also raised when the store isn't ours any more: its file was removed, or another process has opened it.
+    """
+
+
 class Header(msgspec.Struct, frozen=True, array_like=True):
     """What is worth knowing of an invocation without reading its journal. Times are wall seconds.
 
@@ -88,6 +95,16 @@ class Unstorable(msgspec.Struct, frozen=True):
 Refusal = Taken | OutOfOrder | Unstorable
 
 
+def unstorable(commit: Commit, problem: BaseException) -> Unstorable:
+    """Make the refusal of a commit that can't be stored."""
+    return Unstorable(
+        ErrorInfo(
+            "unserializable_value",
+            f"commit {commit.number} of invocation {commit.invocation.hex()} can't be stored: {problem}",
+        )
+    )
+
+
 class Loaded(msgspec.Struct, frozen=True):
     """One open invocation as recovery needs it: ``records`` are those after ``snapshot_number`` (0: no snapshot)."""
 
@@ -103,7 +120,8 @@ class Store(Protocol):
 
     Raises (any method): `hayata.errors.Unavailable` with code ``store_full`` (nothing of the batch is stored, and it
     may be tried again when there is room) or ``store_corrupt`` (a record that can't be trusted, named in details).
-    Any other exception of `write` means that the outcome is unknown: the process must end and read the truth anew.
+    `write` raises `StoreBroken` when the outcome is unknown, and any other exception of it means the same: the process
+    must end and read the truth anew.
     """
 
     def write(self, commits: Sequence[Commit]) -> list[Refusal | None]:

@@ -1,0 +1,1 @@
+"""Benchmarks: programs to run from the root of the project, for example ``python -m bench.steps``."""

@@ -1,0 +1,1 @@
+"""Other systems that do the same work, run with the interpreter of an environment of their own."""

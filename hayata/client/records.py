@@ -1,0 +1,257 @@
+"""What a client is given: plain frozen records, made from the daemon's answers.
+
+Field names are the keys of ``--json`` on the command line too. Times are seconds since the epoch. An
+``error`` is the `HayataError` that would be raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hayata import messages as m
+from hayata.error_info import error_from
+from hayata.errors import HayataError
+from hayata.values import decode, decode_mapping
+
+TERMINAL = frozenset({"completed", "failed", "cancelled"})
+RESTING = frozenset({"uncertain", "recovery_required"})
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationRecord:
+    """An invocation as it was when the daemon was asked.
+
+    Attributes:
+        id: Its id.
+        agent: Id of its agent.
+        status: ``queued running waiting recovery_required uncertain completed failed cancelled``.
+        version: Version of the agent's definition that it runs by.
+        session: Its session, or None when it has one of its own.
+        key: Its idempotency key.
+        stream: Whether partial results are published.
+        step: Executions scheduled so far.
+        created_at: When it was accepted.
+        started_at: When it began to run; None while it is queued.
+        ended_at: When it became terminal.
+        result: Its result, once it is ``completed``.
+        error: Reason of ``failed``, or of a rest.
+        restarted_from: Id of the invocation that it replaces.
+    """
+
+    id: str
+    agent: str
+    status: str
+    version: str
+    session: str | None
+    key: str | None
+    stream: bool
+    step: int
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    result: Any
+    error: HayataError | None
+    restarted_from: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """Who settled an uncertain task, when and how (``result``, ``error`` or ``retry``)."""
+
+    by: str
+    at: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One attempt of one step.
+
+    Attributes:
+        id: The execution id.
+        node: Name of its node.
+        step: Number of the step, from 0.
+        attempt: Number of the attempt, from 1.
+        status: ``scheduled running completed failed cancelled uncertain``.
+        scheduled_at: When it was decided.
+        started_at: When it was marked running.
+        ended_at: When its end was recorded.
+        error: Why it failed.
+        update: What the node returned.
+        reconciled: Who settled it, if somebody did.
+    """
+
+    id: str
+    node: str
+    step: int
+    attempt: int
+    status: str
+    scheduled_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    error: HayataError | None
+    update: dict[str, Any] | None
+    reconciled: Reconciliation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of an invocation.
+
+    Attributes:
+        sequence: Its number, from 1, without a hole: type ``gap`` stands for the numbers ``from`` to ``to``
+            of its data.
+        type: ``invocation_started``, ``node_completed`` and so on.
+        time: When it happened.
+        invocation_id: Whose it is.
+        data: What belongs to the type; node events have ``node_id`` and ``execution_id``.
+    """
+
+    sequence: int
+    type: str
+    time: float
+    invocation_id: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node of an agent: ``concurrency`` tasks at most, ``busy`` now."""
+
+    name: str
+    status: str
+    is_async: bool
+    concurrency: int
+    busy: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecord:
+    """An agent.
+
+    Its ``status`` is ``starting``, ``serving``, ``failed`` (then ``error`` says why) or ``stopped``.
+    """
+
+    id: str
+    version: str
+    app: str
+    status: str
+    nodes: tuple[NodeRecord, ...]
+    running: int
+    queued: int
+    error: HayataError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of the supervision tree.
+
+    Attributes:
+        role: ``guard supervisor forkserver agent node edge``.
+        name: Of the agent, node or edge.
+        pid: Its process id.
+        status: What it does.
+        incarnation: Changes with each restart.
+        started_at: When this incarnation was started.
+        restarts: How often it was restarted.
+        memory_bytes: Private memory.
+        last_exit: How the one before ended.
+        task: Execution id of what an edge runs.
+        children: The processes below.
+    """
+
+    role: str
+    name: str
+    pid: int
+    status: str
+    incarnation: str
+    started_at: float | None
+    restarts: int
+    memory_bytes: int | None
+    last_exit: str
+    task: str
+    children: tuple[Process, ...]
+
+
+def error_of(info: m.ErrorInfo | None) -> HayataError | None:
+    """The error that the data describe."""
+    return None if info is None else error_from(info)
+
+
+def invocation_record(info: m.InvocationInfo) -> InvocationRecord:
+    """Make the record of an answer."""
+    return InvocationRecord(
+        id=info.id,
+        agent=info.agent,
+        status=info.status,
+        version=info.version,
+        session=info.session,
+        key=info.key,
+        stream=info.stream,
+        step=info.step,
+        created_at=info.created_at,
+        started_at=info.started_at,
+        ended_at=info.ended_at,
+        result=None if info.result is None else decode(info.result),
+        error=error_of(info.error),
+        restarted_from=info.restarted_from,
+    )
+
+
+def task(info: m.TaskInfo) -> Task:
+    """Make the record of an answer."""
+    settled = info.reconciled
+    return Task(
+        id=info.id,
+        node=info.node,
+        step=info.step,
+        attempt=info.attempt,
+        status=info.status,
+        scheduled_at=info.scheduled_at,
+        started_at=info.started_at,
+        ended_at=info.ended_at,
+        error=error_of(info.error),
+        update=None if info.update is None else decode_mapping(info.update),
+        reconciled=None if settled is None else Reconciliation(settled.by, settled.at, settled.how),
+    )
+
+
+def event(invocation_id: str, info: m.EventInfo) -> Event:
+    """Make the record of an answer."""
+    return Event(info.sequence, info.type, info.time, invocation_id, decode(info.data))
+
+
+def agents(infos: Sequence[m.AgentInfo]) -> list[AgentRecord]:
+    """Make the records of an answer."""
+    return [
+        AgentRecord(
+            id=info.id,
+            version=info.version,
+            app=info.app,
+            status=info.status,
+            nodes=tuple(NodeRecord(n.name, n.status, n.is_async, n.concurrency, n.busy) for n in info.nodes),
+            running=info.running,
+            queued=info.queued,
+            error=error_of(info.error),
+        )
+        for info in infos
+    ]
+
+
+def process(info: m.ProcessInfo) -> Process:
+    """Make the record of an answer, with those below it."""
+    return Process(
+        role=info.role,
+        name=info.name,
+        pid=info.pid,
+        status=info.status,
+        incarnation=info.incarnation,
+        started_at=info.started_at,
+        restarts=info.restarts,
+        memory_bytes=info.memory_bytes,
+        last_exit=info.last_exit,
+        task=info.task,
+        children=tuple(process(child) for child in info.children),
+    )

@@ -1,0 +1,160 @@
+"""What node functions and decision policies receive. All of it is read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+    from typing_extensions import TypeVar  # not typing's: a default lets `Context` stand alone under mypy --strict
+
+    Deps = TypeVar("Deps", default=Any)
+    State = TypeVar("State", default=Any)
+else:
+    from typing import TypeVar
+
+    Deps = TypeVar("Deps")
+    State = TypeVar("State")
+
+
+class _ReadOnly:
+    """Attributes are set once, by ``_fill``."""
+
+    __slots__ = ()
+
+    def _fill(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} is read-only")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} is read-only")
+
+    def __repr__(self) -> str:
+        names = [name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ()) if name[0] != "_"]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+class _TaskContext(_ReadOnly, Generic[Deps]):
+    """What `Context` and `AsyncContext` share."""
+
+    __slots__ = (
+        "_log",
+        "_stream",
+        "agent_id",
+        "attempt",
+        "deadline",
+        "deps",
+        "execution_id",
+        "idempotency_key",
+        "input",
+        "invocation_id",
+        "node",
+        "session",
+    )
+
+    input: Any
+    """What the policy gave to `Next`."""
+    deps: Deps
+    """What the lifespan yielded; None without one."""
+    agent_id: str
+    invocation_id: str
+    execution_id: str
+    """Id of this attempt."""
+    node: str
+    """Name of this node."""
+    session: str | None
+    attempt: int
+    """1 for the first."""
+    idempotency_key: str
+    """The same for every attempt of this task, also after restarts: give it to services that deduplicate."""
+    deadline: float | None
+    """When the execution times out, in seconds of ``time.monotonic()`` (fits ``asyncio.timeout_at``)."""
+
+    _log: BoundLogger | None
+    _stream: Callable[[Mapping[Any, Any]], Any]
+
+    @property
+    def log(self) -> BoundLogger:
+        """A structlog logger bound to the ids; it logs through the stdlib logger ``hayata.task``."""
+        if self._log is None:
+            from hayata.task_log import task_logger
+
+            log = task_logger(
+                agent_id=self.agent_id,
+                invocation_id=self.invocation_id,
+                execution_id=self.execution_id,
+                node=self.node,
+                attempt=self.attempt,
+            )
+            object.__setattr__(self, "_log", log)
+            return log
+        return self._log
+
+
+class Context(_TaskContext[Deps]):
+    """Second argument of a node function; ``Context[Deps]`` types `deps`."""
+
+    __slots__ = ()
+
+    def stream(self, chunk: Mapping[Any, Any]) -> None:
+        """Publish a partial result. Does nothing when nobody asked for a stream.
+
+        Returns when the supervisor has numbered the chunk; it doesn't change the state.
+
+        Raises:
+            HayataError: ``invalid_partial_result`` (not a mapping), ``unserializable_value``,
+                ``execution_not_active`` (the task is over).
+        """
+        self._stream(chunk)
+
+
+class AsyncContext(_TaskContext[Deps]):
+    """Second argument of a coroutine node function."""
+
+    __slots__ = ()
+
+    async def stream(self, chunk: Mapping[Any, Any]) -> None:
+        """Like `Context.stream`, to be awaited."""
+        sent: Awaitable[None] = self._stream(chunk)
+        await sent
+
+
+class PolicyContext(_ReadOnly, Generic[State]):
+    """What a decision policy decides by; ``PolicyContext[State]`` types `state`."""
+
+    __slots__ = (
+        "agent_id",
+        "failure",
+        "input",
+        "invocation_id",
+        "last",
+        "max_steps",
+        "now",
+        "parallel_results",
+        "session",
+        "state",
+        "step",
+    )
+
+    agent_id: str
+    invocation_id: str
+    state: State
+    """The shared state, as the agent's ``state_type``."""
+    input: Any
+    """The invocation's input."""
+    step: int
+    """Executions scheduled so far; 0 at the start."""
+    max_steps: int
+    parallel_results: list[dict[str, Any]] | None
+    """The updates of the last parallel transition in the order asked for; None before one and after the next `Next`."""
+    last: str | tuple[str, ...] | None
+    """What completed last: a name, the names of a parallel transition, or None at the start."""
+    failure: Any
+    """The node's `HayataError`, for an agent with ``on_failure="policy"``."""
+    session: str | None
+    now: float
+    """Seconds since the epoch, recorded: a policy that needs the time takes it from here and stays pure."""

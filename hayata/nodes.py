@@ -1,0 +1,214 @@
+"""`Node`: a node function and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Literal, Never, TypeAlias, overload
+
+from hayata.callables import (
+    arguments_problem,
+    is_coroutine_function,
+    is_generator_function,
+    name_of,
+    resolve,
+    takes_context,
+)
+from hayata.field_types import FieldType
+from hayata.problems import Count, Fields, Name, Pause, Problems, Seconds, reserved
+from hayata.supervision import Rerun, Retry
+
+NodeFunction: TypeAlias = Callable[..., Any]
+"""``fn(state, ctx)`` or ``fn(state)``, maybe ``async``; returns a mapping of updates."""
+
+Lifespan: TypeAlias = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+"""Makes a context manager, entered once in each edge worker; what it yields is ``ctx.deps``."""
+
+
+class Node:
+    """A node of an agent.
+
+    Args:
+        fn: The node function, or ``"pkg.mod:function"``.
+        name: Name of the node; by default the function's, or the key under which the agent has it.
+        input: Type of ``ctx.input``; what doesn't fit is ``invalid_node_input``.
+        output: Type that each update must fit, a mapping type; extra keys are fine.
+        concurrency: Most tasks at once; by default 4 or the number of cores, whichever is less; 64 for a coroutine.
+        execution_timeout: Seconds for one execution, instead of the agent's.
+        retry: For bodies that ended with a failure.
+        interrupted: For bodies that were cut off: ``"uncertain"``, never run again by itself; or `Rerun`.
+        isolation: ``"warm"``: an edge worker runs task after task; ``"fresh"``: each task has a new process.
+        max_tasks: After this many tasks an edge worker is replaced.
+        memory_limit: Bytes of address space of an edge worker; beyond it allocations fail.
+        restart: ``"permanent"``: the node's worker is always restarted.
+        shutdown: Seconds that edge workers have to end when the node stops.
+        lifespan: Instead of the agent's.
+
+    Raises:
+        DefinitionError: ``invalid_definition``; all problems at once.
+
+    Attributes:
+        fn: The function itself.
+        is_async: Whether it is a coroutine function.
+        takes_context: Whether it takes ``ctx``.
+    """
+
+    def __init__(
+        self,
+        fn: NodeFunction | str,
+        *,
+        name: str | None = None,
+        input: Any = None,
+        output: Any = None,
+        concurrency: int | None = None,
+        execution_timeout: float | None = None,
+        retry: Retry | None = None,
+        interrupted: Literal["uncertain"] | Rerun = "uncertain",
+        isolation: Literal["warm", "fresh"] = "warm",
+        max_tasks: int = 1000,
+        memory_limit: int | None = None,
+        restart: Literal["permanent"] = "permanent",
+        shutdown: float = 5.0,
+        lifespan: Lifespan | None = None,
+        **unknown: Never,
+    ) -> None:
+        problems = Problems()
+        self.fn = _function(fn, problems)
+        self.is_async = is_coroutine_function(self.fn)
+        self.takes_context = callable(self.fn) and takes_context(self.fn)
+        self.explicit_name = name
+        self.name = name if name is not None else name_of(self.fn) or ""
+        self.input = input
+        self.output = output
+        self.concurrency = concurrency
+        self.execution_timeout = execution_timeout
+        self.retry = retry
+        self.interrupted = interrupted
+        self.isolation = isolation
+        self.max_tasks = max_tasks
+        self.memory_limit = memory_limit
+        self.restart = restart
+        self.shutdown = shutdown
+        self.lifespan = lifespan
+        simple = {key: value for key, value in vars(self).items() if key in _NodeFields.model_fields}
+        problems.check(_NodeFields, {**simple, "name": name, **unknown})
+        self._check(problems)
+        problems.raise_any(f"node {self.name!r}" if self.name else "node")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the node function itself, as in a unit test."""
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r})"
+
+    def _check(self, problems: Problems) -> None:
+        if self.explicit_name is not None and isinstance(self.explicit_name, str):
+            reason = reserved(self.explicit_name)
+            if reason:
+                problems.add("name", reason)
+        if self.is_async and self.isolation == "fresh":
+            problems.add("isolation", "a coroutine node shares its process: 'fresh' is for functions")
+        problem = lifespan_problem(self.lifespan)
+        if problem:
+            problems.add("lifespan", problem)
+        for field, annotation in (("input", self.input), ("output", self.output)):
+            if annotation is not None:
+                try:
+                    FieldType(annotation)
+                except TypeError as error:
+                    problems.add(field, str(error))
+
+
+class _NodeFields(Fields):
+    name: Name | None
+    concurrency: Count | None
+    execution_timeout: Seconds | None
+    retry: Retry | None
+    interrupted: Literal["uncertain"] | Rerun
+    isolation: Literal["warm", "fresh"]
+    max_tasks: Count
+    memory_limit: Count | None
+    restart: Literal["permanent"]
+    shutdown: Pause
+
+
+@overload
+def node(fn: NodeFunction, /) -> Node: ...
+
+
+@overload
+def node(
+    *,
+    name: str | None = None,
+    input: Any = None,
+    output: Any = None,
+    concurrency: int | None = None,
+    execution_timeout: float | None = None,
+    retry: Retry | None = None,
+    interrupted: Literal["uncertain"] | Rerun = "uncertain",
+    isolation: Literal["warm", "fresh"] = "warm",
+    max_tasks: int = 1000,
+    memory_limit: int | None = None,
+    restart: Literal["permanent"] = "permanent",
+    shutdown: float = 5.0,
+    lifespan: Lifespan | None = None,
+) -> Callable[[NodeFunction], Node]: ...
+
+
+def node(fn: NodeFunction | None = None, /, **options: Any) -> Node | Callable[[NodeFunction], Node]:
+    """Make a `Node` of the function below it: ``@node`` or ``@node(concurrency=2)``; options as for `Node`."""
+    if fn is not None:
+        return Node(fn, **options)
+    return lambda decorated: Node(decorated, **options)
+
+
+def as_node(given: Any, key: str | None) -> Node:
+    """Make a `Node` of what an agent was given, under the name ``key`` if it is in a mapping.
+
+    Raises:
+        DefinitionError: It can't be one.
+    """
+    if not isinstance(given, Node):
+        return Node(given, name=key)
+    if key is None or key == given.name:
+        return given
+    renamed = Node.__new__(Node)
+    renamed.__dict__.update(given.__dict__, name=key)
+    return renamed
+
+
+def lifespan_problem(lifespan: Any) -> str | None:
+    """Why this can't be a lifespan; None if it can."""
+    if lifespan is None:
+        return None
+    if not callable(lifespan):
+        return "is not a function that makes a context manager"
+    if is_generator_function(lifespan) or is_coroutine_function(lifespan):
+        return "is not a context manager: decorate it with contextlib.contextmanager or asynccontextmanager"
+    return arguments_problem(lifespan, 0, 0)
+
+
+def _function(fn: Any, problems: Problems) -> Any:
+    if isinstance(fn, str):
+        try:
+            fn = resolve(fn)
+        except ValueError as error:
+            problems.add("fn", str(error))
+            return _unresolved
+    if isinstance(fn, Node):
+        fn = fn.fn
+    if not callable(fn) or isinstance(fn, type):
+        problems.add("fn", f"{fn!r} is not a function")
+    elif is_generator_function(fn):
+        problems.add("fn", "is a generator; partial results go through ctx.stream, the updates are returned")
+    else:
+        problem = arguments_problem(fn, 1, 2)
+        if problem:
+            problems.add("fn", f"{problem}: (state) or (state, ctx)")
+    return fn
+
+
+def _unresolved(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Stands for a function that could not be found; the definition is refused."""
+    raise AssertionError("a refused node was called")

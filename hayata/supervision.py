@@ -1,0 +1,157 @@
+"""What happens after something went wrong: retries of bodies that ended, reruns of bodies cut off, restarts of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from hayata.problems import Amount, Count, Fields, Pause, Problems, Seconds
+
+RetryOn: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses that grow: ``initial``, ``initial * factor``, … but at most ``maximum`` seconds.
+
+    Raises:
+        DefinitionError: ``invalid_definition``.
+    """
+
+    initial: float = 0.1
+    factor: float = 2.0
+    maximum: float = 60.0
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        problems.check(_BackoffFields, {"initial": self.initial, "factor": self.factor, "maximum": self.maximum})
+        problems.raise_any("Backoff")
+
+
+class _BackoffFields(Fields):
+    initial: Pause
+    factor: Pause
+    maximum: Pause
+
+
+def as_backoff(backoff: float | Backoff) -> Backoff:
+    """A number of seconds is the first pause; the next ones double."""
+    if isinstance(backoff, Backoff):
+        return backoff
+    return Backoff(initial=backoff, maximum=max(backoff, Backoff().maximum))
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Run a node's body again after it *ended* with a failure.
+
+    Attributes:
+        max_attempts: All attempts, the first included.
+        backoff: Pause before the second attempt in seconds, doubled for each further one; or a `Backoff`.
+        jitter: Each pause is made longer or shorter by up to this share of it, 0 to 1.
+        on: Which failures: an exception class, a tuple of them, or a function of the exception. What the body returns
+            and can't be stored counts as a `HayataError`.
+
+    Raises:
+        DefinitionError: ``invalid_definition``.
+    """
+
+    max_attempts: int = 3
+    backoff: float | Backoff = 0.1
+    jitter: float = 0.1
+    on: RetryOn = Exception
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        problems.check(_RetryFields, {"max_attempts": self.max_attempts, "jitter": self.jitter})
+        if not isinstance(self.backoff, Backoff):
+            problems.check(_BackoffOnly, {"backoff": self.backoff})
+        if isinstance(self.jitter, int | float) and self.jitter > 1:
+            problems.add("jitter", "Input should be less than or equal to 1")
+        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        are_classes = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+        if not are_classes and (isinstance(self.on, tuple | type) or not callable(self.on)):
+            problems.add("on", "is neither an exception class, nor a tuple of them, nor a function")
+        problems.raise_any("Retry")
+
+    def matches(self, error: BaseException) -> bool:
+        """Whether ``error`` is to be retried.
+
+        Raises:
+            Exception: Whatever the function in ``on`` raises.
+        """
+        if isinstance(self.on, tuple | type):
+            return isinstance(error, self.on)
+        return bool(self.on(error))
+
+
+class _RetryFields(Fields):
+    max_attempts: Count
+    jitter: Pause
+
+
+class _BackoffOnly(Fields):
+    backoff: Pause
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Let a body that was *cut off* run again, as it may: a model call, a read, an idempotent write.
+
+    Attributes:
+        max_attempts: All attempts, the first included.
+
+    Raises:
+        DefinitionError: ``invalid_definition``.
+    """
+
+    max_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        problems.check(_RerunFields, {"max_attempts": self.max_attempts})
+        problems.raise_any("Rerun")
+
+
+class _RerunFields(Fields):
+    max_attempts: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How an agent's workers are restarted.
+
+    Attributes:
+        strategy: ``one_for_one``: a worker that dies is restarted alone.
+        intensity: More restarts than this within ``period`` give the worker up for a while.
+        period: Seconds.
+        backoff: Pause before the second restart in a row, doubled for each further one; or a `Backoff` with factor 2.
+
+    Raises:
+        DefinitionError: ``invalid_definition``.
+
+    Source:
+        OTP ``supervisor``.
+    """
+
+    strategy: Literal["one_for_one"] = "one_for_one"
+    intensity: int = 10
+    period: float = 60.0
+    backoff: float | Backoff = field(default_factory=lambda: Backoff(initial=0.1, maximum=5.0))
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        values: dict[str, Any] = {"strategy": self.strategy, "intensity": self.intensity, "period": self.period}
+        problems.check(_SupervisionFields, values)
+        if not isinstance(self.backoff, Backoff):
+            problems.check(_BackoffOnly, {"backoff": self.backoff})
+        elif self.backoff.factor != 2.0:
+            problems.add("backoff.factor", "the pause between restarts doubles: factor can only be 2")
+        problems.raise_any("Supervision")
+
+
+class _SupervisionFields(Fields):
+    strategy: Literal["one_for_one"]
+    intensity: Amount
+    period: Seconds

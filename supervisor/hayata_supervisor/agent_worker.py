@@ -1,0 +1,72 @@
+"""The agent worker: answers what needs the agent's own code but is no node. Decision policies, and checks of updates.
+
+One question at a time, in order, each answer written before the next question is looked at: if a policy never
+returns, the supervisor knows by the missing answer which one it was.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, TypeAlias
+
+from hayata import calls
+from hayata.error_info import error_info, exception_info
+from hayata.framing import FrameTooLarge
+from hayata.messages import (
+    CheckUpdate,
+    DecidedFail,
+    DecidedFinish,
+    DecidedNext,
+    Evaluate,
+    PolicyFailed,
+    StopWorker,
+    ToAgent,
+    UpdateChecked,
+    WorkerReady,
+    decoder,
+    encode,
+)
+from hayata_supervisor.process.blocking import BlockingStream
+from hayata_supervisor.process.prologue import flush_standard_streams
+
+if TYPE_CHECKING:
+    from hayata.agent import Agent
+
+Answer: TypeAlias = DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
+
+_decode = decoder(ToAgent).decode
+
+
+def run(agent: Agent, incarnation: str, sock: socket.socket, cap_bytes: int) -> None:
+    """Answer until told to stop or the supervisor is gone."""
+    stream = BlockingStream(sock, cap_bytes)
+    stream.send(encode(WorkerReady("agent", incarnation, os.getpid())))
+    while (body := stream.receive()) is not None:
+        question = _decode(body)
+        if isinstance(question, StopWorker):
+            break
+        _send(stream, question, _answer(agent, question))
+    flush_standard_streams()
+
+
+def _answer(agent: Agent, question: Evaluate | CheckUpdate) -> Answer:
+    try:
+        if isinstance(question, Evaluate):
+            return calls.evaluate(agent, question)
+        return calls.check_update(agent, question)
+    except BaseException as error:  # noqa: BLE001 - user code may raise SystemExit; the worker stays usable
+        info = exception_info("policy_exception", error)
+        if isinstance(question, Evaluate):
+            return PolicyFailed(question.evaluation, info)
+        return UpdateChecked(question.check, None, info)
+
+
+def _send(stream: BlockingStream, question: Evaluate | CheckUpdate, answer: Answer) -> None:
+    try:
+        stream.send(encode(answer))
+    except FrameTooLarge as error:
+        if isinstance(question, Evaluate):
+            stream.send(encode(PolicyFailed(question.evaluation, error_info(error))))
+        else:
+            stream.send(encode(UpdateChecked(question.check, None, error_info(error))))

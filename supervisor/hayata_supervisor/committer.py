@@ -1,0 +1,212 @@
+"""Group commit: records come in from the loop, one thread makes them durable, what waited for them goes on.
+
+While a transaction is under way the next one gathers, so that under load many invocations share an fsync and alone
+nobody waits for company. A held record (a result whose policy has been asked) waits up to `HOLD_S` for the decision;
+while the thread is busy that costs nothing.
+
+If the disk is full nothing is lost: the batch is parked and tried again, and only new invocations are refused. After any
+other failure to commit the outcome is unknown, and the one honest thing is to end and read the store anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from hayata.errors import HayataError
+from hayata_supervisor.core.effects import HOLD_S, Effect, Persist
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.reactor import Reactor, Timer
+from hayata_supervisor.store.interface import Commit, Header, OutOfOrder, Refusal, Store
+
+_MAX_COMMITS = 256
+_MAX_BYTES = 4 * 1024 * 1024
+_FULL_RETRY_S = 1.0
+
+
+class _Entry:
+    __slots__ = ("after", "hold_until", "persist")
+
+    def __init__(self, persist: Persist, hold_until: float) -> None:
+        self.persist = persist
+        self.after = persist.after
+        self.hold_until = hold_until
+
+
+class Committer:
+    """See the module. All methods belong to the loop's thread.
+
+    Args:
+        perform: Carries out effects whose record is durable.
+        refused: Hears of a record that the store refused.
+        broken: Hears that the outcome of a commit is unknown; the process must end.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        store: Store,
+        *,
+        perform: Callable[[list[Effect]], None],
+        refused: Callable[[Persist, Refusal | HayataError], None],
+        broken: Callable[[BaseException], None],
+    ) -> None:
+        self._reactor = reactor
+        self._store = store
+        self._perform = perform
+        self._refused = refused
+        self._broken = broken
+        self._queue: list[_Entry] = []
+        self._last: dict[bytes, _Entry] = {}
+        self._in_flight: list[_Entry] = []
+        self._kick_due = False
+        self._timer: Timer | None = None
+        self.full: HayataError | None = None
+        self.commits = 0
+        self.transactions = 0
+        self._batches: SimpleQueue[list[Commit] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def persist(self, persist: Persist) -> None:
+        """Store a record as soon as may be."""
+        before = self._last.get(persist.subject.id)
+        if before is not None:
+            before.hold_until = 0.0
+        entry = _Entry(persist, clock.monotonic() + HOLD_S if persist.hold else 0.0)
+        self._last[persist.subject.id] = entry
+        self._queue.append(entry)
+        self._kick_later()
+
+    def barrier(self, invocation: bytes, after: list[Effect]) -> None:
+        """Carry out ``after`` when all that was given for the invocation is durable: at once, if it is."""
+        entry = self._last.get(invocation)
+        if entry is None:
+            self._perform(after)
+        else:
+            entry.after.extend(after)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything is durable."""
+        return not self._queue and not self._in_flight
+
+    def _kick_later(self) -> None:
+        if not self._kick_due and not self._in_flight:
+            self._kick_due = True
+            self._reactor.call_at_turn_end(self._kick)
+
+    def _kick(self) -> None:
+        """Hand the next batch to the thread."""
+        self._kick_due = False
+        if self._in_flight or not self._queue or (self.full and self._timer):
+            return
+        batch, rest, size = [], [], 0
+        now = clock.monotonic()
+        for entry in self._queue:
+            if entry.hold_until > now or len(batch) == _MAX_COMMITS or size > _MAX_BYTES:
+                rest.append(entry)
+            else:
+                batch.append(entry)
+                size += len(entry.persist.record) + len(entry.persist.snapshot or b"")
+        self._queue = rest
+        if batch:
+            self._in_flight = batch
+            self._batches.put([_commit(entry.persist) for entry in batch])
+        elif self._timer is None:
+            due = min(entry.hold_until for entry in rest)
+            self._timer = self._reactor.call_at(due, self._timer_due)
+
+    def _timer_due(self) -> None:
+        self._timer = None
+        self._kick_later()
+
+    def _write(self) -> None:
+        """The thread: every write transaction begins and ends here."""
+        while True:
+            commits = self._batches.get()
+            if commits is None:
+                return
+            outcome: list[Refusal | None] | BaseException
+            try:
+                outcome = self._store.write(commits)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must hear of it and decide
+                outcome = error
+            self._reactor.call_from_thread(lambda outcome=outcome: self._written(outcome))  # type: ignore[misc]
+
+    def _written(self, outcome: list[Refusal | None] | BaseException) -> None:
+        batch, self._in_flight = self._in_flight, []
+        if isinstance(outcome, HayataError) and outcome.code == "store_full":
+            self._park(batch, outcome)
+            return
+        if isinstance(outcome, BaseException):
+            self._broken(outcome)
+            return
+        self.full = None
+        self.transactions += 1
+        self.commits += len(batch)
+        for entry, refusal in zip(batch, outcome, strict=True):
+            self._forget(entry)
+            if refusal is None:
+                self._perform(entry.after)
+            else:
+                self._refused(entry.persist, refusal)
+        if self._queue:
+            self._kick_later()
+
+    def _forget(self, entry: _Entry) -> None:
+        if self._last.get(entry.persist.subject.id) is entry:
+            del self._last[entry.persist.subject.id]
+
+    def _park(self, batch: list[_Entry], error: HayataError) -> None:
+        """Put the batch back and try again later, without what would make new invocations."""
+        self.full = error
+        refused = {entry.persist.subject.id for entry in batch if entry.persist.number == 1}
+        queue = batch + self._queue
+        self._queue = [entry for entry in queue if entry.persist.subject.id not in refused]
+        for entry in queue:
+            if entry.persist.subject.id in refused:
+                self._forget(entry)
+                self._refused(entry.persist, error if entry.persist.number == 1 else OutOfOrder(0))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._reactor.call_later(_FULL_RETRY_S, self._timer_due)
+
+    def close(self) -> None:
+        """End the thread; everything must be durable, or is given up."""
+        self._batches.put(None)
+        self._thread.join()
+
+
+def _commit(persist: Persist) -> Commit:
+    subject, shown = persist.subject, persist.header
+    header = None
+    if shown is not None:
+        header = Header(
+            id=subject.id,
+            name=subject.name,
+            agent=subject.agent,
+            version=shown.version,
+            session=subject.session,
+            status=shown.status,
+            stream=subject.stream,
+            created_at=subject.created_at,
+            key=subject.key,
+            digest=subject.digest,
+            own_session=subject.own_session,
+            step=shown.step,
+            started_at=shown.started_at,
+            ended_at=shown.ended_at,
+            error=shown.error,
+            restarted_from=subject.restarted_from,
+        )
+    return Commit(
+        invocation=subject.id,
+        number=persist.number,
+        record=persist.record,
+        header=header,
+        open=persist.open,
+        snapshot=persist.snapshot,
+        memory=persist.memory,
+    )

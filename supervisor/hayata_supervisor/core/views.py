@@ -1,0 +1,98 @@
+"""What people see of a journal: an invocation's tasks, and its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from hayata.ids import execution_id
+from hayata.messages import NIL, EventInfo, InvocationInfo, Reconciliation, TaskInfo, Value
+from hayata_supervisor.core import facts as f
+from hayata_supervisor.core.invocation import Invocation, events_of, how, info, replay
+
+_decode_snapshot = msgspec.msgpack.Decoder(Invocation).decode
+
+
+def restore(
+    fresh: Invocation, snapshot: bytes | None, records: Iterable[tuple[int, bytes]]
+) -> Invocation:
+    """Fold a snapshot (or ``fresh``, where there is none) and the records after it into the invocation."""
+    invocation = fresh if snapshot is None else _decode_snapshot(snapshot)
+    for number, encoded in records:
+        replay(invocation, number, f.decode_record(encoded))
+    return invocation
+
+
+def summary(invocation: Invocation) -> InvocationInfo:
+    """What clients see of a restored invocation."""
+    return info(invocation)
+
+
+def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
+    """All tasks of a journal, by step and attempt."""
+    found: dict[tuple[int, int], TaskInfo] = {}
+
+    def new(step: int, attempt: int, node: str, at: float) -> None:
+        name = execution_id(invocation, step, attempt)
+        found[step, attempt] = TaskInfo(name, node, step, attempt, "scheduled", scheduled_at=at)
+
+    def change(fact: f.Marked | f.Completed | f.Failed | f.Cancelled | f.Uncertain | f.Reconciled, **values: object) -> None:
+        found[fact.step, fact.attempt] = msgspec.structs.replace(found[fact.step, fact.attempt], **values)
+
+    for encoded in records:
+        record = f.decode_record(encoded)
+        at = record.at
+        for fact in record.facts:
+            match fact:
+                case f.Decided():
+                    for offset, node in enumerate(fact.nodes):
+                        new(fact.step + offset, 1, node, at)
+                case f.Marked():
+                    change(fact, status="running", started_at=at)
+                case f.Completed():
+                    change(fact, status="completed", ended_at=at, update=fact.update)
+                case f.Failed():
+                    change(fact, status="failed", ended_at=at, error=fact.error)
+                    if fact.retry_at is not None:
+                        new(fact.step, fact.attempt + 1, fact.node, at)
+                case f.Cancelled():
+                    change(fact, status="cancelled", ended_at=at)
+                case f.Uncertain():
+                    change(fact, status="uncertain")
+                case f.Reconciled():
+                    settled = Reconciliation(fact.by, at, how(fact), fact.request_id)
+                    if fact.update is not None:
+                        change(fact, status="completed", ended_at=at, update=fact.update, reconciled=settled)
+                    else:
+                        change(fact, status="failed", ended_at=at, error=fact.error, reconciled=settled)
+                        if fact.error is None:
+                            new(fact.step, fact.attempt + 1, fact.node, at)
+                case _:
+                    pass
+    return [found[key] for key in sorted(found)]
+
+
+def events(
+    invocation: bytes, records: Iterable[tuple[int, bytes]], after: int, before: int | None, limit: int
+) -> tuple[list[EventInfo], int]:
+    """The lifecycle events with numbers in (``after``, ``before``), at most about ``limit``.
+
+    Returns:
+        The events, and the number of the record from which to read on.
+    """
+    found: list[EventInfo] = []
+    input: Value = NIL
+    next_number = 1
+    for number, encoded in records:
+        record = f.decode_record(encoded)
+        if before is not None and record.sequence >= before:
+            return found, number
+        next_number = number + 1
+        for fact in record.facts:
+            if isinstance(fact, f.Accepted):
+                input = fact.input
+        found += [event for event in events_of(invocation, record, input) if event.sequence > after]
+        if len(found) >= limit:
+            break
+    return found, next_number

@@ -1,0 +1,275 @@
+"""The edge worker of a coroutine node: many tasks at once on one asyncio loop.
+
+Source: `hayata_supervisor.edge_worker` says what an edge is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import selectors
+import socket
+import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hayata import calls
+from hayata.error_info import error_from, exception_info
+from hayata.framing import FrameReader, frame
+from hayata.messages import (
+    EdgeRetires,
+    KillTask,
+    NodeManifest,
+    Partial,
+    PartialAck,
+    RunTask,
+    StopWorker,
+    TaskStopped,
+    Value,
+    WorkerFailed,
+    WorkerReady,
+    encode,
+)
+from hayata_supervisor import worker_logging
+from hayata_supervisor.edge_surroundings import Surroundings
+from hayata_supervisor.edge_worker import (
+    Result,
+    deadline_of,
+    decode,
+    encode_result,
+    failed,
+    ids_of,
+    not_active,
+    task_limit,
+)
+from hayata_supervisor.process import prologue
+from hayata_supervisor.process.blocking import Belonging
+
+if TYPE_CHECKING:
+    from hayata.agent import Agent
+
+
+class OwnSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+    """Ends a forked child that comes back to the loop: it would run every other task of this loop a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Wait, in the process that made this."""
+        if os.getpid() != self._pid:
+            os._exit(prologue.EXIT_OK)
+        return super().select(timeout)
+
+
+def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
+    """Run tasks until told to stop or the node is gone."""
+    loop = asyncio.SelectorEventLoop(OwnSelector())
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(AsyncEdge(agent, node, edge, sock, cap_bytes).run())
+
+
+class AsyncEdge(asyncio.Protocol):
+    """See the module."""
+
+    def __init__(self, agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
+        self._agent = agent
+        self._node = node
+        self._edge = edge
+        self._sock = sock
+        self._cap = cap_bytes
+        self._reader = FrameReader(cap_bytes)
+        self._belonging = Belonging(sock.fileno())
+        self._transport: asyncio.Transport | None = None
+        self._limit = task_limit(node)
+        self._taken = 0
+        self._tasks: dict[str, asyncio.Task[Result]] = {}
+        self._killed: set[str] = set()
+        self._acks: dict[tuple[str, int], asyncio.Future[PartialAck]] = {}
+        self._deps: Any = None
+        self._surroundings: Surroundings | None = None
+        self._retiring = False
+        self._stop = asyncio.Event()
+        self._written = asyncio.Event()
+        self._written.set()
+
+    async def run(self) -> None:
+        """Enter the lifespan, run tasks, leave it."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=self._sock)
+        lifespan = calls.node_lifespan(self._agent, self._node.name)
+        try:
+            leave = await self._enter(lifespan)
+        except BaseException as error:  # noqa: BLE001 - whatever the app's code raises is why we can't start
+            traceback.print_exc()
+            self._send(encode(WorkerFailed(self._edge, exception_info("node_unavailable", error))))
+            return
+        self._surroundings = Surroundings(threads_matter=False)
+        prologue.flush_standard_streams()
+        self._send(encode(WorkerReady("edge", self._edge, os.getpid())))
+        await self._stop.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+        await leave()
+        await self._written.wait()
+
+    async def _enter(self, lifespan: Any) -> Callable[[], Awaitable[None]]:
+        if lifespan is None:
+            return _nothing
+        if hasattr(lifespan, "__aenter__"):
+            self._deps = await lifespan.__aenter__()
+            return partial(lifespan.__aexit__, None, None, None)
+        self._deps = lifespan.__enter__()
+
+        async def leave() -> None:
+            lifespan.__exit__(None, None, None)
+
+        return leave
+
+    # the stream
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The loop has taken the socket."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(0)
+
+    def pause_writing(self) -> None:
+        """The socket is full; what follows is kept by the loop."""
+        self._written.clear()
+
+    def resume_writing(self) -> None:
+        """All is written."""
+        self._written.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the node."""
+        for body in self._reader.feed(data):
+            self._received(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The node is gone, and the kernel kills us for that; or somebody in here has closed the socket."""
+        if not self._stop.is_set():
+            os._exit(prologue.EXIT_ORPHANED)
+
+    def _send(self, body: bytes) -> None:
+        assert self._transport is not None
+        self._belonging.exit_unless_ours()
+        self._transport.write(frame(body, self._cap))
+
+    def _received(self, body: bytes) -> None:
+        message = decode(body)
+        kind = type(message)
+        if kind is RunTask:
+            self._begin(message)
+        elif kind is PartialAck:
+            waiting = self._acks.pop((message.execution_id, message.number), None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+        elif kind is KillTask:
+            task = self._tasks.get(message.execution_id)
+            if task is not None:
+                self._killed.add(message.execution_id)
+                task.cancel(message.reason)
+        elif kind is StopWorker:
+            self._stop.set()
+
+    # tasks
+
+    def _begin(self, task: RunTask) -> None:
+        self._taken += 1
+        if self._taken >= self._limit:
+            self._retire("a fresh process for each task" if self._node.fresh else f"has run {self._taken} tasks")
+        partials = Partials(self, task.execution_id)
+        call = calls.TaskCall(
+            self._agent, self._node.name, task, self._edge, self._deps, partials.send, deadline_of(task)
+        )
+        context = contextvars.copy_context()
+        context.run(worker_logging.current_task.set, ids_of(task))
+        running = asyncio.get_running_loop().create_task(
+            self._body(task, call), name=task.execution_id, context=context
+        )
+        self._tasks[task.execution_id] = running
+        running.add_done_callback(lambda running: self._ended(task, running))
+
+    async def _body(self, task: RunTask, call: calls.TaskCall) -> Result:
+        try:
+            return await call.run_async()
+        except (SystemExit, KeyboardInterrupt) as error:
+            if not self._belonging.in_process:
+                raise
+            return failed(task, self._edge, error)  # they would end the loop, and with it the neighbours
+
+    def _ended(self, task: RunTask, running: asyncio.Task[Result]) -> None:
+        del self._tasks[task.execution_id]
+        prologue.flush_standard_streams()
+        if task.execution_id in self._killed:
+            self._killed.discard(task.execution_id)
+            if not running.cancelled():
+                running.exception()  # looked at, so that asyncio does not complain that nobody has
+            body = encode(TaskStopped(task.execution_id, self._edge))
+        else:
+            body = encode_result(self._result(task, running), self._edge, self._cap)
+        idle = not self._tasks
+        if idle:
+            self._look_behind()
+        self._send(body)
+        if idle and self._surroundings is not None:
+            self._surroundings.restore()
+
+    def _result(self, task: RunTask, running: asyncio.Task[Result]) -> Result:
+        try:
+            return running.result()
+        except BaseException as error:  # noqa: BLE001 - a CancelledError of the body's own making, above all
+            return failed(task, self._edge, error)
+
+    def _look_behind(self) -> None:
+        """With no task in hand, a child process that the last ones have left is told from one that is in use."""
+        why = "" if self._surroundings is None else self._surroundings.left_behind()
+        if why:
+            self._retire(why)
+
+    def _retire(self, why: str) -> None:
+        if not self._retiring:
+            self._retiring = True
+            self._send(encode(EdgeRetires(self._edge, why)))
+
+    def send_partial(self, execution_id: str, number: int, chunk: Value) -> asyncio.Future[PartialAck]:
+        """Send one chunk; the future is its acknowledgement.
+
+        Raises:
+            HayataError: ``execution_not_active``, ``frame_too_large``.
+        """
+        if execution_id not in self._tasks or not self._belonging.in_process:
+            raise not_active(execution_id)
+        self._send(encode(Partial(execution_id, self._edge, number, chunk)))
+        waiting: asyncio.Future[PartialAck] = asyncio.get_running_loop().create_future()
+        self._acks[execution_id, number] = waiting
+        return waiting
+
+
+async def _nothing() -> None:
+    """Leave no lifespan."""
+
+
+class Partials:
+    """The chunks of one task."""
+
+    def __init__(self, edge: AsyncEdge, execution_id: str) -> None:
+        self._edge = edge
+        self._execution_id = execution_id
+        self._number = 0
+
+    async def send(self, chunk: Value) -> None:
+        """Send one chunk and wait until the supervisor has numbered it.
+
+        Raises:
+            HayataError: ``execution_not_active`` when the task is over; what the supervisor says; ``frame_too_large``.
+        """
+        self._number += 1
+        answer = await self._edge.send_partial(self._execution_id, self._number, chunk)
+        if answer.error is not None:
+            raise error_from(answer.error)

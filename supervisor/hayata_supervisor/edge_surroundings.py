@@ -1,0 +1,97 @@
+"""What a task may change in its process and leave changed: put back before the next task runs there.
+
+Also what can't be put back, a living thread or child process: it says that the process should not be used again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+
+from hayata_supervisor.process.pidfd import children_of
+
+# signal.getsignal makes an enum of each answer, ten times the cost of the question; it wraps the plain function.
+_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_EVERY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+
+class Surroundings:
+    """The process as it is now, after the lifespan was entered: what each task shall find.
+
+    Args:
+        threads_matter: Whether a new thread is something left behind. Not where coroutines share the process: there
+            the event loop keeps threads of its own.
+    """
+
+    def __init__(self, *, threads_matter: bool) -> None:
+        self._cwd = os.getcwd()
+        self._umask = os.umask(0o022)
+        os.umask(self._umask)
+        self._environ = dict(_environ())
+        self._handlers = [(number, _handler_of(number)) for number in sorted(signal.valid_signals())]
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        self._standard = (sys.stdin, sys.stdout, sys.stderr)
+        self._threads = set(threading.enumerate())
+        self._threads_matter = threads_matter
+        self._children = frozenset(children_of(os.getpid()))
+
+    def left_behind(self) -> str:
+        """Name a child process or a thread that a task has left running; empty when there is none."""
+        child = self._new_child()
+        if child:
+            return child
+        if self._threads_matter and threading.active_count() > len(self._threads):
+            for thread in threading.enumerate():
+                if thread not in self._threads:
+                    return f"left a thread: {thread.name}"
+        return ""
+
+    def _new_child(self) -> str:
+        try:
+            os.waitid(os.P_ALL, 0, _EVERY_CHILD)
+        except ChildProcessError:
+            return ""
+        new = set(children_of(os.getpid())) - self._children
+        return f"left a child process: {min(new)}" if new else ""
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._restore_cwd()
+        os.umask(self._umask)
+        if _environ() != self._environ:
+            self._restore_environ()
+        sys.stdin, sys.stdout, sys.stderr = self._standard
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        for number, handler in self._handlers:
+            if _handler_of(number) is not handler and handler is not None:
+                with suppress(OSError, ValueError):
+                    signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _restore_cwd(self) -> None:
+        try:
+            if os.getcwd() == self._cwd:
+                return
+        except OSError:
+            pass  # the task has removed the directory it went to
+        os.chdir(self._cwd)
+
+    def _restore_environ(self) -> None:
+        now = os.environb
+        for key in set(now) - set(self._environ):
+            del now[key]
+        for key, value in self._environ.items():
+            if now.get(key) != value:
+                now[key] = value
+
+
+def _environ() -> dict[bytes, bytes]:
+    """The dict behind `os.environ`: comparing the mapping itself decodes every entry, sixty times as slow."""
+    data: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    return data

@@ -1,0 +1,222 @@
+"""The edge worker: runs node functions, one at a time. Coroutine nodes have `hayata_supervisor.edge_async`.
+
+It is the process that may die. Between two tasks it is made as it was; where that can't be done it asks its node for
+a successor, before it sends the result, so that no further task is on its way to it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import socket
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hayata import calls
+from hayata.error_info import error_from, error_info, exception_info
+from hayata.errors import error_for
+from hayata.framing import FrameTooLarge
+from hayata.messages import (
+    EdgeRetires,
+    NodeManifest,
+    Partial,
+    PartialAck,
+    RunTask,
+    StopWorker,
+    TaskCompleted,
+    TaskFailed,
+    ToEdge,
+    Value,
+    WorkerFailed,
+    WorkerReady,
+    decoder,
+    encode,
+)
+from hayata_supervisor import worker_logging
+from hayata_supervisor.edge_surroundings import Surroundings
+from hayata_supervisor.process import clock, prologue
+from hayata_supervisor.process.blocking import BlockingStream
+
+if TYPE_CHECKING:
+    from hayata.agent import Agent
+
+Result: TypeAlias = TaskCompleted | TaskFailed
+
+decode = decoder(ToEdge).decode
+
+
+def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
+    """Run tasks until told to stop or the node is gone."""
+    worker_logging.install(agent.id, node.name)
+    if node.is_async:
+        from hayata_supervisor import edge_async  # loaded by the forkserver, if the app has coroutine nodes
+
+        edge_async.run(agent, node, edge, sock, cap_bytes)
+    else:
+        SyncEdge(agent, node, edge, BlockingStream(sock, cap_bytes)).run()
+
+
+def task_limit(node: NodeManifest) -> int:
+    """How many tasks one edge runs. Spread by a tenth, or edges started together would all be replaced together."""
+    if node.fresh:
+        return 1
+    return max(1, node.max_tasks - int.from_bytes(os.urandom(4), "big") % (node.max_tasks // 10 + 1))
+
+
+def ids_of(task: RunTask) -> dict[str, Any]:
+    """What a log record of the task's code is given."""
+    return {"invocation_id": task.invocation_id, "execution_id": task.execution_id, "attempt": task.attempt}
+
+
+def deadline_of(task: RunTask) -> float | None:
+    """The deadline in monotonic seconds, as the task's code sees it."""
+    return None if task.timeout_s is None else clock.monotonic() + task.timeout_s
+
+
+def failed(task: RunTask, edge: str, error: BaseException) -> TaskFailed:
+    """A body that ended with what is no `Exception`: ``sys.exit()`` in a node function ends the task, not us."""
+    return TaskFailed(task.execution_id, edge, exception_info("node_exception", error), False)
+
+
+def encode_result(result: Result, edge: str, cap_bytes: int) -> bytes:
+    """Encode a result; one over the cap becomes the failure that says so."""
+    body = encode(result)
+    if len(body) <= cap_bytes:
+        return body
+    info = error_info(FrameTooLarge(len(body), cap_bytes))
+    return encode(TaskFailed(result.execution_id, edge, info, False))
+
+
+def not_active(execution_id: str) -> Exception:
+    """The error for a chunk of a task that is over."""
+    return error_for(
+        "execution_not_active",
+        f"execution {execution_id} has ended; its chunks are refused",
+        hint="finish, join or cancel whatever streams before the node function returns",
+    )
+
+
+class SyncEdge:
+    """See the module."""
+
+    def __init__(self, agent: Agent, node: NodeManifest, edge: str, stream: BlockingStream) -> None:
+        self._agent = agent
+        self._node = node
+        self._edge = edge
+        self._stream = stream
+        self._limit = task_limit(node)
+        self._stopping = False
+
+    def run(self) -> None:
+        """Enter the lifespan, run tasks, leave it."""
+        lifespan = calls.node_lifespan(self._agent, self._node.name)
+        try:
+            deps = None if lifespan is None else lifespan.__enter__()
+        except BaseException as error:  # noqa: BLE001 - whatever the app's code raises is why we can't start
+            traceback.print_exc()
+            self._stream.send(encode(WorkerFailed(self._edge, exception_info("node_unavailable", error))))
+            return
+        prologue.flush_standard_streams()
+        self._stream.send(encode(WorkerReady("edge", self._edge, os.getpid())))
+        self._serve(deps)
+        if lifespan is not None:
+            lifespan.__exit__(None, None, None)
+
+    def _serve(self, deps: Any) -> None:
+        surroundings = Surroundings(threads_matter=True)
+        done = 0
+        while not self._stopping:
+            task = self._next()
+            if task is None:
+                return
+            result = self._run(task, deps)
+            done += 1
+            why = self._spent(done) or surroundings.left_behind()
+            prologue.flush_standard_streams()
+            body = encode_result(result, self._edge, self._stream.cap_bytes)
+            self._stream.send(body, before=encode(EdgeRetires(self._edge, why)) if why else None)
+            if not why:
+                surroundings.restore()
+
+    def _next(self) -> RunTask | None:
+        while (body := self._stream.receive()) is not None:
+            message = decode(body)
+            if type(message) is RunTask:
+                return message
+            if type(message) is StopWorker:
+                return None
+            # An acknowledgement that nobody waits for: its task was over. A sync edge is killed, not told to.
+        return None
+
+    def _spent(self, done: int) -> str:
+        if done < self._limit:
+            return ""
+        return "a fresh process for each task" if self._node.fresh else f"has run {done} tasks"
+
+    def _run(self, task: RunTask, deps: Any) -> Result:
+        """Run the body in a context of its own: what it sets in context variables ends with it."""
+        partials = Partials(self, self._stream, self._edge, task.execution_id)
+        call = calls.TaskCall(
+            self._agent, self._node.name, task, self._edge, deps, partials.send, deadline_of(task)
+        )
+        try:
+            return contextvars.copy_context().run(_run_in_context, task, call)
+        except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt: the body's, not ours
+            if not self._stream.belonging.in_process:
+                raise  # in a child that the body has forked, which ends like any forked process
+            return failed(task, self._edge, error)
+        finally:
+            partials.close()
+
+    def acknowledgement(self, number: int) -> PartialAck:
+        """Wait for the answer to one chunk. Called while the body runs, so that nobody else reads."""
+        while (body := self._stream.receive()) is not None:
+            message = decode(body)
+            if type(message) is PartialAck and message.number == number:
+                return message
+            if type(message) is StopWorker:
+                self._stopping = True
+        os._exit(prologue.EXIT_ORPHANED)
+
+
+def _run_in_context(task: RunTask, call: calls.TaskCall) -> Result:
+    worker_logging.current_task.set(ids_of(task))
+    return call.run()
+
+
+class Partials:
+    """The chunks of one task, from any of its threads; each waits until the supervisor has numbered it."""
+
+    def __init__(self, edge: SyncEdge, stream: BlockingStream, name: str, execution_id: str) -> None:
+        self._edge = edge
+        self._stream = stream
+        self._name = name
+        self._execution_id = execution_id
+        self._lock = threading.Lock()
+        self._number = 0
+        self._open = True
+
+    def send(self, chunk: Value) -> None:
+        """Send one chunk.
+
+        Raises:
+            HayataError: ``execution_not_active`` when the task is over or this is a forked child; what the
+                supervisor says; ``frame_too_large``.
+        """
+        if not self._stream.belonging.in_process:
+            raise not_active(self._execution_id)
+        with self._lock:
+            if not self._open:
+                raise not_active(self._execution_id)
+            self._number += 1
+            self._stream.send(encode(Partial(self._execution_id, self._name, self._number, chunk)))
+            answer = self._edge.acknowledgement(self._number)
+        if answer.error is not None:
+            raise error_from(answer.error)
+
+    def close(self) -> None:
+        """The task is over. A chunk that is on its way is waited for: the result comes after it."""
+        if self._stream.belonging.in_process:
+            with self._lock:
+                self._open = False

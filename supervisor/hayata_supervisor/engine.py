@@ -1,0 +1,443 @@
+"""The shell around the coordinators: carries effects out, and turns what workers say into events.
+
+Everything here runs in the loop's thread and waits for nothing. One coordinator for each agent that an app defines;
+open invocations whose agent no app defines rest in `unclaimed` until one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from hayata.errors import HayataError
+from hayata.messages import (
+    AgentManifest,
+    CheckUpdate,
+    ErrorInfo,
+    Evaluate,
+    EventInfo,
+    InvocationInfo,
+    Partial,
+    PartialAck,
+    PolicyFailed,
+    ProcessInfo,
+    Refused,
+    RunTask,
+    TaskInterrupted,
+    UpdateChecked,
+)
+from hayata_supervisor.committer import Committer
+from hayata_supervisor.core.coordinator import Coordinator, Now
+from hayata_supervisor.core.effects import (
+    Acknowledge,
+    AskPolicy,
+    Barrier,
+    Call,
+    Dispatch,
+    Effect,
+    Kill,
+    Persist,
+    Publish,
+    PublishPartial,
+    Reply,
+    Settled,
+)
+from hayata_supervisor.core.facts import TERMINAL
+from hayata_supervisor.core.invocation import Invocation
+from hayata_supervisor.core.views import events, restore
+from hayata_supervisor.hub import PAGE, Hub
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.reactor import Reactor, Timer
+from hayata_supervisor.reader import Reader
+from hayata_supervisor.store.interface import Header, Loaded, OutOfOrder, Refusal, Store, Taken, Unstorable
+from hayata_supervisor.tree.port import AgentAnswer, Log, TaskReport, failure
+
+
+class Workers(Protocol):
+    """The processes, as the engine sees them; `tree.WorkerTree` runs them, `inline` calls them in place."""
+
+    def evaluate(self, agent_id: str, request: Evaluate) -> None:
+        """Ask the policy."""
+
+    def check_update(self, agent_id: str, request: CheckUpdate) -> None:
+        """Ask whether an update fits."""
+
+    def dispatch(self, agent_id: str, node: str, task: RunTask) -> None:
+        """Run a task."""
+
+    def kill(self, agent_id: str, node: str, execution_id: str, reason: str) -> None:
+        """End a task."""
+
+    def ack_partial(self, agent_id: str, node: str, ack: PartialAck) -> None:
+        """Answer a chunk."""
+
+    def load_app(self, reference: str) -> int:
+        """Start to load one more app; returns its index."""
+
+    def stop_agent(self, agent_id: str) -> None:
+        """End an agent's workers."""
+
+    def tree(self) -> list[ProcessInfo]:
+        """What runs."""
+
+
+class Agent:
+    """One agent that an app defines.
+
+    ``status``: serving, failed or stopped.
+    """
+
+    def __init__(self, app: str, coordinator: Coordinator) -> None:
+        self.app = app
+        self.coordinator = coordinator
+        self.status = "serving"
+        self.error: ErrorInfo | None = None
+
+
+class Engine:
+    """See the module. Implements `tree.port.WorkerListener`; ``workers`` is set before the first event.
+
+    Args:
+        app_events: Hears that an app was loaded (error None) or could not be: (index, reference, error).
+        broken: Ends the process: the outcome of a commit is unknown.
+    """
+
+    workers: Workers
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        store: Store,
+        log: Log,
+        *,
+        app_events: Callable[[int, str, ErrorInfo | None], None],
+        broken: Callable[[BaseException], None],
+    ) -> None:
+        self.reactor = reactor
+        self.store = store
+        self.log = log
+        self.reader = Reader(reactor)
+        self.committer = Committer(
+            reactor, store, perform=self._perform_durable, refused=self._refused, broken=broken
+        )
+        self.hub = Hub(self._page, self._is_open)
+        self.agents: dict[str, Agent] = {}
+        self.unclaimed: dict[str, dict[bytes, Invocation]] = {}
+        self.open: set[bytes] = set()
+        self._memories: dict[bytes, bytes | None] = {}
+        self._app_events = app_events
+        self._checks: dict[int, Callable[[UpdateChecked], None]] = {}
+        self._timer: Timer | None = None
+        self._timer_due = float("inf")
+        self.draining = False
+
+    # ---- start -----------------------------------------------------------------------------------------------------
+
+    def load(self, loaded: Iterable[Loaded]) -> int:
+        """Take the open invocations from the store, oldest first; before the loop turns. Returns how many."""
+        count = 0
+        for each in loaded:
+            invocation = restored(each)
+            self.unclaimed.setdefault(invocation.agent, {})[invocation.id] = invocation
+            self._memories[invocation.id] = each.memory
+            self.open.add(invocation.id)
+            count += 1
+        return count
+
+    # ---- workers say -----------------------------------------------------------------------------------------------
+
+    def app_loaded(self, index: int, reference: str, manifests: list[AgentManifest]) -> None:
+        """An app's definitions are here: adopt and recover what waits for its agents."""
+        for manifest in manifests:
+            agent = self.agents.get(manifest.id)
+            if agent is not None:
+                agent.status, agent.error = "serving", None
+                self.perform(manifest.id, agent.coordinator.take_manifest(manifest, now()))
+                continue
+            self.agents[manifest.id] = agent = Agent(reference, Coordinator(manifest))
+            for invocation in self.unclaimed.pop(manifest.id, {}).values():
+                agent.coordinator.adopt(invocation, self._memories.pop(invocation.id, None))
+                if invocation.status == "uncertain":
+                    self.hub.rests(invocation.id)
+            if self.draining:
+                agent.coordinator.drain()
+            else:
+                self.perform(manifest.id, agent.coordinator.begin(now()))
+        self._app_events(index, reference, None)
+
+    def app_failed(self, index: int, reference: str, error: ErrorInfo) -> None:
+        """An app can't be imported; what its agents do with workers they have goes on."""
+        for agent in self.agents.values():
+            if agent.app == reference:
+                agent.error = error
+        self._app_events(index, reference, error)
+
+    def agent_answered(self, agent_id: str, answer: AgentAnswer) -> None:
+        """A decision, or the answer to a check."""
+        if isinstance(answer, UpdateChecked):
+            checked = self._checks.pop(answer.check, None)
+            if checked is not None:
+                checked(answer)
+            return
+        self.perform(agent_id, self.agents[agent_id].coordinator.policy_answered(answer, now()))
+
+    def task_reported(self, agent_id: str, node: str, report: TaskReport) -> None:
+        """The end of a task, or a chunk."""
+        coordinator = self.agents[agent_id].coordinator
+        if isinstance(report, Partial):
+            self.perform(agent_id, coordinator.partial(report, now()))
+        elif self.draining and isinstance(report, TaskInterrupted):
+            # Drain writes nothing: what it cuts off stays running in the store, and the next start classifies it.
+            return
+        else:
+            self.perform(agent_id, coordinator.reported(report, now()))
+
+    def node_given_up(self, agent_id: str, node: str, error: ErrorInfo) -> None:
+        """A node does not stay up."""
+        self.log.error("node given up", agent=agent_id, node=node, error=error.message)
+        self.perform(agent_id, self.agents[agent_id].coordinator.node_given_up(node, error, now()))
+
+    def node_back(self, agent_id: str, node: str) -> None:
+        """A node is up again."""
+        self.log.info("node back", agent=agent_id, node=node)
+        self.perform(agent_id, self.agents[agent_id].coordinator.node_back(node, now()))
+
+    def agent_given_up(self, agent_id: str, error: ErrorInfo) -> None:
+        """An agent worker does not stay up."""
+        self.log.error("agent given up", agent=agent_id, error=error.message)
+        agent = self.agents[agent_id]
+        agent.status, agent.error = "failed", error
+        self.perform(agent_id, agent.coordinator.agent_given_up(error, now()))
+
+    def agent_back(self, agent_id: str) -> None:
+        """An agent worker is up again."""
+        self.log.info("agent back", agent=agent_id)
+        agent = self.agents[agent_id]
+        agent.status, agent.error = "serving", None
+        self.perform(agent_id, agent.coordinator.agent_back(now()))
+
+    def check(self, agent_id: str, node: str, update: msgspec.Raw, checked: Callable[[UpdateChecked], None]) -> None:
+        """Have an agent's worker say whether ``update`` could be a result of ``node``."""
+        number = max(self._checks, default=0) + 1
+        self._checks[number] = checked
+        self.workers.check_update(agent_id, CheckUpdate(number, node, update))
+
+    # ---- effects ---------------------------------------------------------------------------------------------------
+
+    def perform(self, agent_id: str, effects: list[Effect]) -> None:
+        """Carry out a coordinator's effects, and have it called when it is due."""
+        self._perform_durable(effects)
+        due = self.agents[agent_id].coordinator.next_due()
+        if due is not None and due < self._timer_due:
+            self._arm(due)
+
+    def _perform_durable(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Persist():
+                    self.committer.persist(effect)
+                case Dispatch():
+                    self._dispatch(effect)
+                case AskPolicy():
+                    self._ask(effect)
+                case Publish():
+                    self.hub.publish(effect)
+                case Reply():
+                    effect.token.reply(effect.answer)
+                case Settled():
+                    self._settled(effect)
+                case Barrier():
+                    self.committer.barrier(effect.invocation, effect.after)
+                case Call():
+                    effect.callback()
+                case PublishPartial():
+                    self.hub.publish_partial(effect)
+                case Acknowledge():
+                    self.workers.ack_partial(effect.agent, effect.node, effect.ack)
+                case Kill():
+                    self.workers.kill(effect.agent, effect.node, effect.execution_id, effect.reason)
+
+    def _dispatch(self, effect: Dispatch) -> None:
+        try:
+            self.workers.dispatch(effect.agent, effect.node, effect.task)
+        except HayataError as error:  # the frame cap: the state has grown too large to travel
+            self._never_ran(effect, ErrorInfo(error.code, error.message, error.hint))
+
+    def _never_ran(self, effect: Dispatch, error: ErrorInfo) -> None:
+        report = TaskInterrupted(effect.task.execution_id, "", error, started=False)
+        self.reactor.call_soon(lambda: self.task_reported(effect.agent, effect.node, report))
+
+    def _ask(self, effect: AskPolicy) -> None:
+        try:
+            self.workers.evaluate(effect.agent, effect.request)
+        except HayataError as error:
+            answer = PolicyFailed(effect.request.evaluation, ErrorInfo(error.code, error.message, error.hint))
+            self.reactor.call_soon(lambda: self.agent_answered(effect.agent, answer))
+
+    def _settled(self, effect: Settled) -> None:
+        terminal = effect.info.status in TERMINAL
+        if terminal:
+            self.open.discard(effect.invocation)
+        self.hub.settled(effect.invocation, effect.info, terminal=terminal)
+
+    def _arm(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self.reactor.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_due = None, float("inf")
+        for agent_id, agent in list(self.agents.items()):
+            self.perform(agent_id, agent.coordinator.tick(now()))
+
+    def _refused(self, persist: Persist, refusal: Refusal | HayataError) -> None:
+        """A record isn't stored: its invocation is dropped here, and read from the store anew."""
+        subject = persist.subject
+        agent = self.agents.get(subject.agent)
+        if agent is not None:
+            agent.coordinator.forget(subject.id)
+        replies = [effect for effect in persist.after if isinstance(effect, Reply)]
+        match refusal:
+            case Taken():
+                holder = refusal.header
+                for reply in replies:
+                    self._reply_holder(reply, subject, holder)
+            case HayataError():
+                self.open.discard(subject.id)
+                for reply in replies:
+                    reply.token.reply(Refused(ErrorInfo(refusal.code, refusal.message, refusal.hint)))
+            case Unstorable():
+                for reply in replies:
+                    reply.token.reply(Refused(refusal.error))
+                self._read_anew(subject)
+            case OutOfOrder():
+                if persist.number > 1:
+                    self._read_anew(subject)
+
+    def _reply_holder(self, reply: Reply, subject: Invocation, holder: Header) -> None:
+        self.open.discard(subject.id)
+        if holder.agent == subject.agent and holder.digest == subject.digest:
+            reply.token.reply(info_of_header(holder))
+        else:
+            code = "key_reused" if holder.name != subject.name else "invocation_exists"
+            reply.token.reply(Refused(failure(code, f"it belongs to invocation {holder.name}")))
+
+    def _read_anew(self, subject: Invocation) -> None:
+        self.log.error("record refused, reading the invocation anew", invocation_id=subject.name)
+
+        def take(loaded: Loaded | None) -> None:
+            agent = self.agents.get(subject.agent)
+            if agent is None or loaded is None or loaded.header.status in TERMINAL:
+                return
+            if subject.id not in agent.coordinator.invocations:
+                agent.coordinator.adopt(restored(loaded), loaded.memory)
+                self.perform(subject.agent, agent.coordinator.begin(now()))
+
+        self.reader.ask(lambda: self.store.load(subject.id), take, self.read_failed)
+
+    # ---- reads -----------------------------------------------------------------------------------------------------
+
+    def read_failed(self, error: Exception) -> None:
+        """A read that nobody answers for failed."""
+        self.log.error("store read failed", error=str(error))
+
+    def _page(
+        self,
+        invocation: bytes,
+        first_record: int,
+        after: int,
+        before: int | None,
+        answered: Callable[[tuple[list[EventInfo], int]], None],
+    ) -> None:
+        self.reader.ask(
+            lambda: events(invocation, self.store.records(invocation, first_record), after, before, PAGE),
+            answered,
+            self.read_failed,
+        )
+
+    def _is_open(self, invocation: bytes) -> bool:
+        return invocation in self.open
+
+    def locate(self, name: str) -> tuple[Agent, Invocation] | None:
+        """The open invocation of that name, among those whose agent is here."""
+        for agent in self.agents.values():
+            id = agent.coordinator.names.get(name)
+            if id is not None:
+                return agent, agent.coordinator.invocations[id]
+        return None
+
+    def overlay(self, agent_id: str, id: bytes, stored: InvocationInfo) -> InvocationInfo:
+        """What is stored of an invocation, with what is derived."""
+        agent = self.agents.get(agent_id)
+        if agent is not None:
+            return agent.coordinator.overlay(id, stored)
+        if stored.status in TERMINAL:
+            return stored
+        error = ErrorInfo("unknown_agent", f"no app defines agent {agent_id!r}", "start the daemon with its app")
+        return msgspec.structs.replace(stored, status="recovery_required", error=error)
+
+    # ---- end -------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Start nothing any more."""
+        self.draining = True
+        for agent in self.agents.values():
+            agent.coordinator.drain()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and everything is durable."""
+        return self.committer.idle and not any(agent.coordinator.busy for agent in self.agents.values())
+
+    def close(self) -> None:
+        """End the threads and give the store back."""
+        self.committer.close()
+        self.reader.close()
+        self.store.close()
+
+
+def now() -> Now:
+    """The time, for an event."""
+    return Now(clock.wall(), clock.monotonic())
+
+
+def restored(loaded: Loaded) -> Invocation:
+    """Make an invocation from what the store has of it."""
+    header = loaded.header
+    fresh = Invocation(
+        id=header.id,
+        name=header.name,
+        agent=header.agent,
+        version=header.version,
+        session=header.session,
+        own_session=header.own_session,
+        stream=header.stream,
+        key=header.key,
+        digest=header.digest,
+        created_at=header.created_at,
+        restarted_from=header.restarted_from,
+    )
+    return restore(fresh, loaded.snapshot, loaded.records)
+
+
+def info_of_header(header: Header) -> InvocationInfo:
+    """What a header tells of an invocation; its result is in the journal."""
+    return InvocationInfo(
+        id=header.name,
+        agent=header.agent,
+        status=header.status,
+        version=header.version,
+        created_at=header.created_at,
+        session=None if header.own_session else header.session,
+        key=header.key,
+        stream=header.stream,
+        step=header.step,
+        started_at=header.started_at,
+        ended_at=header.ended_at,
+        error=header.error,
+        restarted_from=header.restarted_from,
+    )
+

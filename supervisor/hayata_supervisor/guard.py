@@ -1,0 +1,335 @@
+"""The guard: parent of everything, the pid that the service manager sees, and small enough to be trusted with it.
+
+It holds the data directory's lock and the listening socket for life, hears the signals, restarts a supervisor that
+died or hangs after killing all that it left behind, and knows when to give up. It runs no user code, opens no store
+and has one thread. It works as process 1 of a container: its handlers are its first act, and it reaps whatever is
+handed to it.
+
+    claim the data directory → end an orphaned supervisor → sweep → listen → (start a supervisor → its death → kill
+    all descendants → back off)* → exit
+
+Source: s6-supervise (one small program for one supervised process, exit codes with a meaning, a death tally).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+
+from hayata import messages
+from hayata.errors import HayataError
+from hayata.memfd import read_memfd
+from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, StopRuntime
+from hayata_supervisor.process import clock, data_dir, prctl
+from hayata_supervisor.process.supervised import DeathTally, Limits, Supervised
+from hayata_supervisor.process.listener import Listener, listen
+from hayata_supervisor.process.locks import FileLock
+from hayata_supervisor.process.notify import ServiceManager
+from hayata_supervisor.process.packets import Packets
+from hayata_supervisor.process.pidfd import Exit, children_of, open_pidfd
+from hayata_supervisor.process.reactor import Reactor, Timer
+from hayata_supervisor.process.signals import SignalInbox
+from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves
+from hayata_supervisor.process.stderr import Stderr
+from hayata_supervisor.process.sweep import COOKIE, cookie_prefix, end_orphan, kill_children, sweep
+
+EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT, EXIT_CRASH_LOOP = 2, 5, 65, 70
+_FINAL = frozenset({EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT})  # a supervisor that exits so is not restarted
+_EXIT_CODES = {
+    "invalid_options": EXIT_USAGE,
+    "data_dir_in_use": EXIT_REFUSED,
+    "socket_in_use": EXIT_REFUSED,
+    "permission_denied": EXIT_REFUSED,
+}
+_SIGNALS = ("SIGCHLD", "SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_CHECK_S = 1.0
+
+
+class Guard:
+    """See the module.
+
+    Args:
+        launch: What to run.
+        launch_fd: The memfd it came in; each supervisor gets it anew.
+        inbox: This process's signals, taken over as early as possible.
+        limits: Patience.
+        supervisor_module: What is started as the supervisor.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        launch_fd: int,
+        inbox: SignalInbox,
+        *,
+        limits: Limits | None = None,
+        supervisor_module: str = "hayata_supervisor.supervisor",
+    ) -> None:
+        self._launch = launch
+        self._launch_fd = launch_fd
+        self._inbox = inbox
+        self._limits = limits or Limits()
+        self._module = supervisor_module
+        self._stderr = Stderr(launch.log_format, launch.log_level)
+        self._manager = ServiceManager()
+        self._reactor = Reactor()
+        self._tally = DeathTally(self._limits)
+        self._foreign: set[int] = set()  # children that we had before we were the guard
+        self._environ: dict[str, str] = {}
+        self._lock: FileLock | None = None
+        self._listener: Listener | None = None
+        self._parent: Packets | None = None
+        self._supervisor: Supervised | None = None
+        self._starts = 0
+        self._served = False
+        self._fatal: Fatal | None = None
+        self._stop_signals = 0
+        self._kill_timer: Timer | None = None  # set: we are stopping
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Run until the runtime has ended; return the exit code."""
+        try:
+            self._watch_parent()
+            if not self._kill_timer:
+                self._claim()
+                self._reactor.watch_read(self._inbox.fd, self._signalled)
+                self._signalled()
+            if not self._kill_timer:
+                self._start_supervisor()
+                self._check_silence(clock.monotonic())
+                self._reactor.run()
+        except HayataError as error:
+            details = msgspec.Raw(msgspec.msgpack.encode(error.details))
+            info = ErrorInfo(error.code, error.message, error.hint, details)
+            self._give_up(Fatal(info, _EXIT_CODES.get(error.code, EXIT_CRASH_LOOP)))
+        finally:
+            kill_children(self._foreign, timeout_s=self._limits.kill)
+            if self._listener:
+                self._listener.close()
+            if self._lock:
+                self._lock.release()
+        return self._exit_code
+
+    def _claim(self) -> None:
+        launch, limits = self._launch, self._limits
+        prctl.become_subreaper()
+        self._foreign = set(children_of(os.getpid()))
+        self._lock = data_dir.claim(launch.data_dir)
+        prefix = cookie_prefix(self._lock.identity)
+        store_lock = os.path.join(launch.data_dir, data_dir.STORE_LOCK)
+        orphan = end_orphan(store_lock, prefix, patience_s=limits.orphan, timeout_s=limits.kill)
+        swept = sweep(prefix, timeout_s=limits.kill)
+        if orphan or swept:
+            self._stderr.log("warning", "earlier runtime ended", supervisor=orphan, killed=len(swept))
+        self._environ = {**os.environ, COOKIE: prefix + uuid.uuid4().hex}
+        # Only now: an orphaned supervisor would still answer on its socket.
+        self._listener = listen(launch.socket, any_length=launch.control_fd is not None)
+
+    # the process that embeds the runtime
+
+    def _watch_parent(self) -> None:
+        launch = self._launch
+        if launch.parent_pid is not None:
+            try:
+                pidfd = open_pidfd(launch.parent_pid)
+            except ProcessLookupError:
+                pidfd = -1
+            if pidfd < 0 or os.getppid() != launch.parent_pid:
+                self._stop(0.0, "parent_died")  # before we could watch it; its number may be another's by now
+                return
+            self._reactor.watch_read(pidfd, lambda: self._parent_died(pidfd))
+        if launch.control_fd is not None:
+            sock = socket.socket(fileno=launch.control_fd)
+            self._parent = Packets(
+                self._reactor, sock, messages.ToGuard, self._asked_to_stop, lambda: self._stop(0.0, "parent_left")
+            )
+
+    def _parent_died(self, pidfd: int) -> None:
+        self._reactor.unwatch_read(pidfd)
+        self._stop(0.0, "parent_died")
+
+    def _asked_to_stop(self, message: StopRuntime) -> None:
+        self._stop(message.drain_s, "asked")
+
+    # signals
+
+    def _signalled(self) -> None:
+        for number in self._inbox.take():
+            name = signal.Signals(number).name
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif number in (signal.SIGTERM, signal.SIGINT):
+                self._stop(0.0 if self._stop_signals else self._launch.drain_timeout_s, name)
+                self._stop_signals += 1
+            elif number == signal.SIGQUIT:
+                self._stop(0.0, name)
+            else:
+                self._stderr.log("info", "signal ignored", signal=name)
+
+    def _reap(self) -> None:
+        """Reap all that is dead: as subreaper, and more so as process 1, we are handed strangers too."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._foreign.discard(pid)
+            if self._supervisor and pid == self._supervisor.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self._supervisor_died(Exit(code, None) if code >= 0 else Exit(None, -code))
+
+    # the supervisor
+
+    def _start_supervisor(self) -> None:
+        assert self._listener
+        launch, listen_fd = self._launch, self._listener.sock.fileno()
+        arguments = ["--launch-fd", str(self._launch_fd), "--listen-fd", str(listen_fd)]
+        arguments += ["--restart", str(self._starts)] if self._starts else ["--first-start"]
+        self._starts += 1
+        try:
+            self._supervisor = Supervised(
+                self._reactor,
+                self._module,
+                arguments,
+                pass_fds=[self._launch_fd, listen_fd, *([] if launch.value_fd is None else [launch.value_fd])],
+                environ=self._environ,
+                first_word_s=launch.start_timeout_s,
+                silence_s=self._limits.silence,
+                received=self._supervisor_said,
+            )
+        except OSError as error:
+            self._restart_later(f"can't be started: {error.strerror}", lived_s=0.0)
+        else:
+            self._stderr.log("info", "supervisor started", pid=self._supervisor.pid, start=self._starts)
+
+    def _supervisor_said(self, message: messages.FromSupervisor) -> None:
+        match message:
+            case Beat():
+                pass
+            case Serving():
+                if not self._served:
+                    self._served = True
+                    self._manager.tell("READY=1")
+                    if self._parent:
+                        self._parent.send(message)
+            case Fatal():
+                self._fatal = message
+            case StopRuntime(drain_s=drain_s):
+                self._stop(drain_s, "asked_by_client")
+            case _:
+                assert_never(message)
+
+    def _check_silence(self, due_s: float) -> None:
+        if self._supervisor:
+            if clock.monotonic() - due_s > 3 * _CHECK_S:
+                self._supervisor.forgive()  # stopped, frozen or starved: so were we, and it may be well
+            elif not self._supervisor.killed and self._supervisor.is_silent():
+                self._supervisor.kill("silent")
+        due_s = clock.monotonic() + _CHECK_S
+        self._reactor.call_at(due_s, lambda: self._check_silence(due_s))
+
+    def _supervisor_died(self, end: Exit) -> None:
+        dead = self._supervisor
+        assert dead
+        dead.drain()
+        dead.close()
+        self._supervisor = None
+        undying = kill_children(self._foreign, timeout_s=self._limits.kill)
+        if self._fatal:
+            self._give_up(self._fatal)
+        elif undying:
+            self._give_up(_lost(f"processes {undying} of a dead supervisor were killed and do not die"))
+        elif self._kill_timer:
+            level = "info" if end.code == 0 else "warning"
+            self._stderr.log(level, "stopped", supervisor=str(end), killed=dead.killed)
+            self._reactor.stop()
+        elif end.code in _FINAL:
+            self._give_up(_lost(f"the supervisor ended with {end}", end.code))
+        else:
+            reason = f"died: {end}" + (f", killed: {dead.killed}" if dead.killed else "")
+            self._restart_later(reason, lived_s=clock.monotonic() - dead.started_s)
+
+    def _restart_later(self, reason: str, *, lived_s: float) -> None:
+        wait_s = self._tally.count(clock.monotonic(), lived_s)
+        if wait_s is None:
+            self._give_up(_lost(f"the supervisor died {self._limits.deaths} times in a short time; it {reason}"))
+            return
+        self._stderr.log("warning", "supervisor lost", reason=reason, restart_in_s=wait_s)
+        self._reactor.call_later(wait_s, lambda: None if self._kill_timer else self._start_supervisor())
+
+    # the end
+
+    def _stop(self, drain_s: float, why: str) -> None:
+        due_s = clock.monotonic() + drain_s + self._limits.stop_grace
+        if self._kill_timer:
+            if self._kill_timer.due <= due_s:
+                return
+            self._kill_timer.cancel()
+        self._kill_timer = self._reactor.call_at(due_s, self._stop_by_force)
+        self._stderr.log("info", "stopping", why=why, drain_s=drain_s)
+        self._manager.tell("STOPPING=1")
+        if self._supervisor:
+            self._supervisor.send(StopRuntime(drain_s))
+        else:
+            self._reactor.stop()
+
+    def _stop_by_force(self) -> None:
+        if self._supervisor:
+            self._supervisor.kill("did not stop")
+
+    def _give_up(self, fatal: Fatal) -> None:
+        error = fatal.error
+        self._stderr.fatal(error.code, error.message, hint=error.hint, traceback=_traceback(error))
+        if self._parent:
+            self._parent.send(fatal)
+        self._exit_code = fatal.exit_code
+        self._reactor.stop()
+
+
+def _lost(message: str, exit_code: int = EXIT_CRASH_LOOP) -> Fatal:
+    return Fatal(ErrorInfo("supervisor_lost", message, "the lines above say why"), exit_code)
+
+
+def _traceback(error: ErrorInfo) -> str:
+    try:
+        details = msgspec.msgpack.decode(error.details, ext_hook=lambda code, data: None)
+    except msgspec.DecodeError:
+        return ""
+    found = details.get("traceback", "") if isinstance(details, dict) else ""
+    return found if isinstance(found, str) else ""
+
+
+def guard_main(
+    arguments: Sequence[str], *, limits: Limits | None = None, supervisor_module: str = "hayata_supervisor.supervisor"
+) -> int:
+    """Be the guard that ``--launch-fd N`` describes; return the exit code."""
+    inbox = SignalInbox(getattr(signal, name) for name in _SIGNALS)
+    prctl.set_name("hayata-guard")
+    try:
+        option, number = arguments
+        if option != "--launch-fd":
+            raise ValueError(option)
+        launch_fd = int(number)
+        launch = messages.decoder(Launch).decode(read_memfd(launch_fd))
+    except (ValueError, OSError, msgspec.DecodeError) as error:
+        Stderr("console", "error").fatal(
+            "invalid_options", f"no launch: {error}", hint="the guard is started by hayata-supervisor and hayata.start"
+        )
+        return EXIT_USAGE
+    keep_descriptors_to_ourselves()
+    guard = Guard(launch, launch_fd, inbox, limits=limits, supervisor_module=supervisor_module)
+    return guard.run()
+
+
+if __name__ == "__main__":
+    sys.exit(guard_main(sys.argv[1:]))

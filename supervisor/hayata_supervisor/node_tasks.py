@@ -1,0 +1,153 @@
+"""A node's tasks: what waits, what runs, when each is due, and what is said of one that was cut off."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from hayata.messages import ErrorInfo, encode
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.pidfd import Exit
+from hayata_supervisor.process.reactor import Reactor, Timer
+
+if TYPE_CHECKING:
+    from hayata_supervisor.node_edge import Edge
+
+
+class Task:
+    """One `RunTask` in this node.
+
+    Attributes:
+        execution_id: Its id.
+        timeout_s: Seconds from the hand-over to an edge.
+        body: The frame, until it is handed over.
+        edge: Who has it.
+        due: Monotonic seconds of its deadline.
+        verdict: Why it is being cut off, once it is.
+    """
+
+    __slots__ = ("body", "due", "edge", "execution_id", "timeout_s", "verdict")
+
+    def __init__(self, execution_id: str, timeout_s: float | None, body: bytes) -> None:
+        self.execution_id = execution_id
+        self.timeout_s = timeout_s
+        self.body: bytes | None = body
+        self.edge: Edge | None = None
+        self.due: float | None = None
+        self.verdict: ErrorInfo | None = None
+
+
+def interruption(code: str, message: str, reason: str, *, hint: str = "", **details: Any) -> ErrorInfo:
+    """Say why a body was cut off. Its details always hold ``interrupted: true`` and the reason in a word."""
+    data = {"interrupted": True, "reason": reason, **details}
+    return ErrorInfo(code, message, hint, msgspec.Raw(encode(data)))
+
+
+def timed_out(timeout_s: float) -> ErrorInfo:
+    """The deadline has passed."""
+    return interruption(
+        "execution_timeout",
+        f"the execution took longer than {timeout_s:g} s and was ended",
+        "timeout",
+        timeout_s=timeout_s,
+    )
+
+
+def told_to_end(reason: str) -> ErrorInfo:
+    """The supervisor sent `KillTask`."""
+    return interruption("cancelled", f"the execution was ended: {reason}", reason)
+
+
+def never_ran(reason: str) -> ErrorInfo:
+    """The node stops, and no edge had the task."""
+    return interruption("node_unavailable", "the node stopped before the execution began", reason)
+
+
+class Death(NamedTuple):
+    """What a node knows of an edge's end.
+
+    Attributes:
+        exit: How it ended.
+        killed: Why the node killed it; empty when it didn't.
+        neighbour: It was killed for another task's sake.
+        stopping: The node is being stopped.
+    """
+
+    exit: Exit
+    killed: str
+    neighbour: bool
+    stopping: bool
+
+
+def edge_lost(death: Death) -> ErrorInfo:
+    """The edge died, by itself or by our hand, and not on account of the task that this is said of."""
+    details: dict[str, Any] = {"exit_code": death.exit.code}
+    if death.exit.signal is not None:
+        details = {"signal": _signal_name(death.exit.signal)}
+    if death.neighbour:
+        message = "its edge worker was killed because another execution in it did not end"
+        return interruption("edge_crashed", message, "neighbour", **details)
+    if death.stopping:
+        return interruption("edge_crashed", "its edge worker was stopped", "stopped", **details)
+    if death.killed and death.exit.signal == signal.SIGKILL:
+        return interruption("edge_crashed", f"its edge worker was killed: {death.killed}", "protocol", **details)
+    hint = ""
+    if death.exit.signal == signal.SIGKILL:
+        hint = "if nobody sent it, the kernel was out of memory: see `dmesg`"
+    return interruption("edge_crashed", f"its edge worker ended: {death.exit}", "crash", hint=hint, **details)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+class Deadlines:
+    """The due times of the tasks in hand, on one timer for all of them.
+
+    A timer for each task would be set and thrown away thousands of times a second; a node has few tasks at once, so
+    looking through them when the earliest deadline has passed costs less.
+
+    Args:
+        reactor: The loop.
+        tasks: The tasks in hand; those without a due time are skipped.
+        overdue: Called for each task whose time has come; its due time is forgotten.
+    """
+
+    def __init__(self, reactor: Reactor, tasks: Mapping[str, Task], overdue: Callable[[Task], None]) -> None:
+        self._reactor = reactor
+        self._tasks = tasks
+        self._overdue = overdue
+        self._timer: Timer | None = None
+        self._due = math.inf
+
+    def start(self, task: Task, now: float) -> None:
+        """Start ``task``'s clock."""
+        if task.timeout_s is not None:
+            task.due = now + task.timeout_s
+            if task.due < self._due:
+                self._arm(task.due)
+
+    def _arm(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._reactor.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._due = math.inf
+        now = clock.monotonic()
+        for task in list(self._tasks.values()):
+            if task.due is not None and task.due <= now:
+                task.due = None
+                self._overdue(task)
+        rest = [task.due for task in self._tasks.values() if task.due is not None]
+        if rest:
+            self._arm(min(rest))

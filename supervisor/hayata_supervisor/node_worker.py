@@ -1,0 +1,312 @@
+"""The node worker: owns a node's executions and its edge workers. Runs none of the user's code itself.
+
+It hands each task to an edge, forwards frames as they are, enforces deadlines, and is the one that knows how an edge
+died. It holds no more than the supervisor has given it: a task waits here only while an edge gets ready.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import socket
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from hayata.error_info import error_info
+from hayata.errors import error_for
+from hayata.framing import FrameTooLarge
+from hayata.messages import (
+    EdgeEnded,
+    EdgeStarted,
+    EdgeStartFailed,
+    ErrorInfo,
+    KillTask,
+    Launch,
+    NodeManifest,
+    Output,
+    StopWorker,
+    TaskInterrupted,
+    WorkerReady,
+    encode,
+)
+from hayata_supervisor.node_edge import Edge, EdgeSetting, PartialHead, StoppedHead, TaskHead
+from hayata_supervisor.node_fleet import Fleet
+from hayata_supervisor.node_tasks import Deadlines, Death, Task, edge_lost, never_ran, timed_out, told_to_end
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.channel import Channel
+from hayata_supervisor.process.descriptors import PacketSender, own
+from hayata_supervisor.process.output import StreamName
+from hayata_supervisor.process.reactor import Reactor
+
+if TYPE_CHECKING:
+    from hayata.agent import Agent
+
+CANCEL_GRACE_S = 1.0
+"""How long a cancelled coroutine may take to end before its edge is killed."""
+
+_CONGESTED_BYTES = 4 * 1024 * 1024
+_LAST_RITES_S = 1.0
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    """The first fields of a frame: all that a node looks at before it forwards the frame as it is."""
+
+
+class RunHead(_Head, tag="run"):
+    """Of `hayata.messages.RunTask`."""
+
+    execution_id: str
+    timeout_s: float | None
+
+
+class AckHead(_Head, tag="partial_ack"):
+    """Of `hayata.messages.PartialAck`."""
+
+    execution_id: str
+
+
+Head: TypeAlias = RunHead | AckHead | KillTask | StopWorker
+
+_decode_head = msgspec.msgpack.Decoder(Head).decode
+
+
+def run(
+    agent: Agent,
+    node: NodeManifest,
+    incarnation: str,
+    launch: Launch,
+    stream: socket.socket,
+    packets: socket.socket,
+) -> None:
+    """Work until told to stop, or until the supervisor is gone."""
+    reactor = Reactor(selectors.PollSelector())
+    for fd in reactor.descriptors:
+        own(fd)
+    worker = NodeWorker(reactor, agent, node, incarnation, launch, stream, packets)
+    gc.collect()
+    gc.freeze()
+    worker.run()
+
+
+class NodeWorker:
+    """See the module."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        agent: Agent,
+        node: NodeManifest,
+        incarnation: str,
+        launch: Launch,
+        stream: socket.socket,
+        packets: socket.socket,
+    ) -> None:
+        self._reactor = reactor
+        self._node = node
+        self._incarnation = incarnation
+        cap = launch.frame_cap_bytes
+        self._channel = Channel(reactor, stream, self, cap_bytes=cap)
+        self._packets = PacketSender(reactor, packets)
+        setting = EdgeSetting(reactor, self, agent, node, cap, launch.start_timeout_s)
+        self._fleet = Fleet(setting, incarnation, self._edge_started, self._fork_refused, self._grow)
+        self._tasks: dict[str, Task] = {}
+        self._queue: deque[Task] = deque()
+        self._deadlines = Deadlines(reactor, self._tasks, self._overdue)
+        self._gone = False
+        self.strays = 0
+
+    def run(self) -> None:
+        """Turn until the edges are gone and all is said, after a stop; or until there is nobody to say it to."""
+        self._channel.send(encode(WorkerReady("node", self._incarnation, os.getpid())))
+        while not self._finished():
+            self._reactor.turn(None)
+
+    def _finished(self) -> bool:
+        if self._gone:
+            return True
+        return self._fleet.stopping and not self._fleet.edges and not (self._channel.open and self._channel.queued_bytes)
+
+    # from the supervisor
+
+    def received(self, body: bytes) -> None:
+        """One frame from the supervisor."""
+        head = _decode_head(body)
+        kind = type(head)
+        if kind is RunHead:
+            self._accept(Task(head.execution_id, head.timeout_s, body))
+        elif kind is AckHead:
+            task = self._tasks.get(head.execution_id)
+            if task is not None and task.edge is not None:
+                task.edge.channel.send(body)
+        elif kind is KillTask:
+            task = self._tasks.get(head.execution_id)
+            if task is not None:
+                self._cut_off(task, told_to_end(head.reason), head.reason)
+        else:
+            self._stop()
+
+    def closed(self, reason: FrameTooLarge | OSError | None) -> None:
+        """The supervisor is gone: so are we, with all that is below us."""
+        self._fleet.kill_all("the supervisor is gone")
+        self._reactor.call_later(_LAST_RITES_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._gone = True
+
+    def _stop(self) -> None:
+        self._fleet.stop()
+        while self._queue:
+            self._interrupted(self._queue.popleft(), never_ran("stopped"), started=False)
+
+    # tasks
+
+    def _accept(self, task: Task) -> None:
+        self._tasks[task.execution_id] = task
+        if self._fleet.stopping:
+            self._interrupted(task, never_ran("stopped"), started=False)
+            return
+        self._queue.append(task)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give waiting tasks to free edges; let edges start for the others."""
+        while self._queue:
+            edge = self._fleet.take()
+            if edge is None:
+                self._fleet.grow(len(self._queue))
+                return
+            task = self._queue.popleft()
+            body = task.body
+            assert body is not None
+            task.edge = edge
+            task.body = None
+            edge.tasks[task.execution_id] = task
+            edge.channel.send(body, task)
+            if task.timeout_s is not None:
+                self._deadlines.start(task, clock.monotonic())
+
+    def _grow(self) -> None:
+        if self._queue:
+            self._hand_over()
+        elif not self._fleet.edges:
+            self._fleet.grow(1)
+
+    def _overdue(self, task: Task) -> None:
+        assert task.timeout_s is not None
+        self._cut_off(task, timed_out(task.timeout_s), "execution_timeout")
+
+    def _cut_off(self, task: Task, verdict: ErrorInfo, why: str) -> None:
+        """Let a task end now; it is reported when it has."""
+        if task.verdict is not None:
+            return
+        task.verdict = verdict
+        task.due = None
+        edge = task.edge
+        if edge is None:
+            self._queue.remove(task)
+            self._interrupted(task, verdict, started=False)
+        elif not self._node.is_async:
+            edge.kill(why)
+        else:
+            edge.channel.send(encode(KillTask(task.execution_id, why)))
+            self._reactor.call_later(CANCEL_GRACE_S, lambda: self._did_not_end(task, edge))
+
+    def _did_not_end(self, task: Task, edge: Edge) -> None:
+        if self._tasks.get(task.execution_id) is task:
+            edge.kill("a cancelled coroutine did not end")
+
+    def _interrupted(self, task: Task, error: ErrorInfo, *, started: bool = True) -> None:
+        edge = "" if task.edge is None else task.edge.id
+        del self._tasks[task.execution_id]
+        self._channel.send(encode(TaskInterrupted(task.execution_id, edge, error, started)))
+
+    # edges
+
+    def is_known(self, pid: int) -> bool:
+        """Whether ``pid`` is an edge that isn't reaped."""
+        return self._fleet.is_known(pid)
+
+    def _edge_started(self, edge: Edge) -> None:
+        self._packets.send(encode(EdgeStarted(edge.id, edge.pid)), [edge.pidfd])
+
+    def _fork_refused(self, name: str, error: OSError) -> None:
+        refused = error_for("node_unavailable", f"the system refused a fork: {error}", details={"errno": error.errno})
+        self._channel.send(encode(EdgeStartFailed(name, error_info(refused))))
+
+    def edge_ready(self, edge: Edge) -> None:
+        """It can take tasks."""
+        self._fleet.became_ready(edge)
+        self._hand_over()
+
+    def edge_retires(self, edge: Edge) -> None:
+        """It takes no more tasks."""
+        self._fleet.withdraw(edge)
+        if not edge.tasks:
+            edge.retire(edge.retiring)
+
+    def edge_said(self, edge: Edge, head: TaskHead, body: bytes) -> None:
+        """It sent a frame that is about a task: forward it, if the task is really this edge's."""
+        task = edge.tasks.get(head.execution_id)
+        if task is None or head.edge != edge.id:
+            self._stray(edge, head)
+            return
+        if type(head) is PartialHead:
+            self._channel.send(body)
+            return
+        edge.output.boundary()
+        if type(head) is StoppedHead:
+            if task.verdict is None:
+                self._stray(edge, head)
+                return
+            self._interrupted(task, task.verdict)
+        else:
+            del self._tasks[task.execution_id]
+            self._channel.send(body)
+        del edge.tasks[task.execution_id]
+        self._fleet.give_back(edge)
+        if self._queue:
+            self._hand_over()
+
+    def _stray(self, edge: Edge, head: TaskHead) -> None:
+        self.strays += 1
+        if self.strays == 1:
+            print(f"hayata: dropped a frame of edge {edge.id} about {head.execution_id}, which it doesn't run", file=sys.stderr)
+
+    def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int) -> bool:
+        """User code wrote lines; False while the supervisor does not read fast enough."""
+        if self._channel.queued_bytes > _CONGESTED_BYTES:
+            return False
+        task = next(iter(edge.tasks), None) if self._fleet.slots == 1 else None
+        self._channel.send(encode(Output(edge.id, task, stream, lines, dropped)))
+        return True
+
+    def edge_reaped(self, edge: Edge) -> None:
+        """It is dead and its pid may be another's from now on."""
+        self._fleet.reaped(edge)
+
+    def edge_ended(self, edge: Edge) -> None:
+        """It is dead, reaped, buried and drained: now its tasks can be told of."""
+        assert edge.exit is not None
+        neighbour = any(task.verdict is not None for task in edge.tasks.values())
+        error = edge_lost(Death(edge.exit, edge.killed, neighbour, self._fleet.stopping))
+        unsent = set(edge.channel.unsent())
+        idle = edge.ready and not edge.tasks
+        for task in list(edge.tasks.values()):
+            self._interrupted(task, task.verdict or error, started=task not in unsent)
+        edge.tasks.clear()
+        self._channel.send(encode(EdgeEnded(edge.id, edge.pid, _reason(edge))))
+        expected = edge.retiring or self._fleet.stopping
+        if not edge.ready or (idle and not expected and not edge.killed):
+            self._fleet.start_failed()
+            self._channel.send(encode(EdgeStartFailed(edge.id, edge.start_error or error)))
+        self._fleet.remove(edge)
+        self._hand_over()
+
+
+def _reason(edge: Edge) -> str:
+    """Why an edge ended, for people."""
+    return edge.killed or edge.retiring or str(edge.exit)

@@ -1,0 +1,314 @@
+"""The store on LMDB: every acknowledged commit survives kill -9 and a power cut.
+
+One thread writes, in one transaction for each batch; LMDB makes it durable with one fdatasync and one write to the
+meta page on an O_DSYNC descriptor. Reads are short transactions of their own, so that no old page is kept from reuse
+and the map can grow between them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import lmdb
+
+from hayata.errors import Unavailable
+from hayata_supervisor.store.directory import FULL, Ballast, StoreLock, has_room, prepare
+from hayata_supervisor.store.interface import Commit, Header, Loaded, Refusal, StoreBroken, unstorable
+from hayata_supervisor.store.layout import KEY, META, NAME, key_key
+from hayata_supervisor.store.opening import DEFAULT_MAP_BYTES, Opened, open_environment
+from hayata_supervisor.store.reading import Reader
+from hayata_supervisor.store.transaction import Batch
+
+DEFAULT_BALLAST_BYTES: Final = 8 << 20
+
+_MOST_CACHED_NUMBERS = 100_000
+_LOADED_AT_ONCE = 256
+_RECORDS_AT_ONCE = 256
+_HEADERS_AT_ONCE = 1000
+
+_UNSTORABLE = (lmdb.BadValsizeError, lmdb.KeyExistsError, ValueError, TypeError, OverflowError)
+_DAMAGED = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.IncompatibleError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.BadTxnError,
+)
+
+
+def open_store(
+    data_dir: Path,
+    *,
+    map_size_bytes: int = DEFAULT_MAP_BYTES,
+    ballast_bytes: int = DEFAULT_BALLAST_BYTES,
+) -> LmdbStore:
+    """Take a data directory, create its store if there is none, and check it before use.
+
+    Args:
+        data_dir: Made, with mode 0700, if it is missing.
+        map_size_bytes: Address space for the file; doubles when it is full.
+        ballast_bytes: Size of a file that is given back when the disk is full, so that what runs can end; 0: none.
+
+    Raises:
+        Unavailable: ``data_dir_in_use``, ``permission_denied``, ``store_corrupt``, ``store_full``,
+            ``unsupported_platform``.
+        CallerError: ``invalid_options``: not a Hayata data directory.
+    """
+    data_dir = prepare(data_dir)
+    lock = StoreLock(data_dir)
+    try:
+        opened = open_environment(data_dir, map_size_bytes)
+        return LmdbStore(data_dir, lock, opened, ballast_bytes)
+    except BaseException:
+        lock.release()
+        raise
+
+
+class LmdbStore:
+    """See `hayata_supervisor.store.interface.Store`. Only for the process that opened it: a forked child is refused."""
+
+    def __init__(self, data_dir: Path, lock: StoreLock, opened: Opened, ballast_bytes: int) -> None:
+        """Made by `open_store`."""
+        self._data_dir = data_dir
+        self._lock = lock
+        self._env = opened.env
+        self._tables = opened.tables
+        self._epoch = opened.epoch
+        self._data_fd = opened.data_fd
+        self.uuid = opened.uuid
+        self._pid = os.getpid()
+        self._closed = False
+        self._last: dict[bytes, int] = {}
+        # Held for each read transaction: the map may only be moved when there is none. Reads are short.
+        self._reading = Lock()
+        self._writing = Lock()
+        self._ballast = Ballast(data_dir, ballast_bytes)
+
+    # ---------------------------------------------------------------------------------------------------------- write
+
+    def write(self, commits: Sequence[Commit]) -> list[Refusal | None]:
+        """Store the commits in one durable transaction; see the interface."""
+        with self._writing:
+            self._check_usable()
+            if os.fstat(self._data_fd).st_nlink == 0:
+                raise StoreBroken(f"the store in {self._data_dir} was removed while it was in use")
+            while True:
+                try:
+                    return self._transact(commits)
+                except lmdb.MapFullError:
+                    self._grow()
+                except lmdb.Error as problem:
+                    if not self._is_full(problem):
+                        raise StoreBroken(f"a commit failed, and may or may not be stored: {problem}") from problem
+                    self._check_alive(problem)
+                    if not self._drop_ballast(commits):
+                        raise _store_full(self._data_dir, problem) from problem
+
+    def _transact(self, commits: Sequence[Commit]) -> list[Refusal | None]:
+        """One transaction, ended in any case when this returns or raises."""
+        txn = self._env.begin(write=True)
+        try:
+            if txn.get(b"epoch", db=self._tables[META]) != self._epoch:
+                raise StoreBroken(f"another process has opened the store in {self._data_dir}")
+            batch = Batch(txn, self._tables, self._last)
+            refusals = batch.add(commits)
+            batch.put()
+        except _UNSTORABLE:
+            txn.abort()
+            return self._transact_without_bad(commits)
+        except BaseException as problem:
+            txn.abort()
+            if isinstance(problem, _DAMAGED):
+                raise _damaged(problem) from problem
+            raise
+        if not batch.numbers:
+            txn.abort()
+            return refusals
+        txn.commit()
+        self._note(batch)
+        return refusals
+
+    def _transact_without_bad(self, commits: Sequence[Commit]) -> list[Refusal | None]:
+        """The same without those that can't be stored, so that a bad one fails alone.
+
+        They are found by trying each one in a transaction that is then thrown away. Storing the good ones by nested
+        transactions would write one key twice in a transaction, and LMDB leaks pages when a large value is
+        overwritten by a smaller one in the transaction that wrote it.
+        """
+        bad: dict[int, Refusal] = {}
+        last = dict(self._last)
+        trial = self._env.begin(write=True)
+        try:
+            for index, commit in enumerate(commits):
+                nested = self._env.begin(parent=trial, write=True)
+                batch = Batch(nested, self._tables, last)
+                try:
+                    batch.add([commit])
+                    batch.put()
+                except _UNSTORABLE as problem:
+                    nested.abort()
+                    bad[index] = unstorable(commit, problem)
+                else:
+                    nested.commit()
+                    last.update(batch.numbers)
+        finally:
+            trial.abort()
+        if not bad:
+            raise StoreBroken("a batch can't be stored, and each of its commits can")
+        stored = iter(self._transact([commit for index, commit in enumerate(commits) if index not in bad]))
+        return [bad[index] if index in bad else next(stored) for index in range(len(commits))]
+
+    def _note(self, batch: Batch) -> None:
+        """Remember the newest numbers, now that they are durable."""
+        if len(self._last) > _MOST_CACHED_NUMBERS:
+            self._last.clear()
+        self._last.update(batch.numbers)
+        for invocation in batch.closed:
+            self._last.pop(invocation, None)
+
+    def _grow(self) -> None:
+        """Double the map. No transaction may be open: the writer's is aborted, and readers are held off."""
+        with self._reading:
+            size = self._env.info()["map_size"] * 2
+            try:
+                self._env.set_mapsize(size)
+            except (lmdb.Error, OverflowError) as problem:
+                raise StoreBroken(f"the store's map can't grow to {size} bytes: {problem}") from problem
+
+    def _is_full(self, problem: lmdb.Error) -> bool:
+        """Say whether it is the disk. A short write comes as EIO, and so does a broken disk: a probe tells them apart."""
+        if problem.code == errno.EIO:
+            return not has_room(self._data_dir, os.fstat(self._data_fd).st_size)
+        return problem.code in FULL
+
+    def _check_alive(self, problem: lmdb.Error) -> None:
+        """LMDB refuses to go on when the meta page itself could not be written: then nobody knows."""
+        try:
+            self._env.begin(write=True).abort()
+        except lmdb.Error as fatal:
+            raise StoreBroken(f"the store's meta page could not be written: {problem}") from fatal
+
+    def _drop_ballast(self, commits: Sequence[Commit]) -> bool:
+        """Give the ballast back, once, and only for what was accepted before: no new invocation may eat it."""
+        return not any(commit.number == 1 for commit in commits) and self._ballast.drop()
+
+    # ----------------------------------------------------------------------------------------------------------- read
+
+    def load_open(self) -> Iterator[Loaded]:
+        """All open invocations, oldest first; a transaction for each few of them."""
+        after = b""
+        while True:
+            with self._reader() as reader:
+                loaded = reader.load_open(after, _LOADED_AT_ONCE)
+            yield from loaded
+            if len(loaded) < _LOADED_AT_ONCE:
+                return
+            after = loaded[-1].header.id
+
+    def load(self, invocation: bytes) -> Loaded | None:
+        """One invocation, open or not."""
+        with self._reader() as reader:
+            header = reader.header(invocation)
+            return None if header is None else reader.load(header)
+
+    def header(self, invocation: bytes) -> Header | None:
+        """One header."""
+        with self._reader() as reader:
+            return reader.header(invocation)
+
+    def find(self, name: str) -> Header | None:
+        """The invocation of that name."""
+        with self._reader() as reader:
+            return reader.holder(NAME, name.encode())
+
+    def find_key(self, agent: str, key: str) -> Header | None:
+        """The invocation that holds the key."""
+        with self._reader() as reader:
+            return reader.holder(KEY, key_key(agent, key))
+
+    def memory(self, agent: str, session: str) -> bytes | None:
+        """Encoded messages that the session's last invocation left."""
+        with self._reader() as reader:
+            return reader.memory(agent, session)
+
+    def headers(
+        self, *, agent: str | None, status: str | None, session: str | None, limit: int
+    ) -> list[Header]:
+        """Headers that match, newest first, at most ``limit``."""
+        fields = {"agent": agent, "status": status, "session": session}
+        wanted = {field: text for field, text in fields.items() if text is not None}
+        matching: list[Header] = []
+        before: bytes | None = None
+        while len(matching) < limit:
+            with self._reader() as reader:
+                some, before = reader.headers(before, _HEADERS_AT_ONCE, wanted)
+            matching += some
+            if before is None:
+                break
+        return matching[:limit]
+
+    def records(self, invocation: bytes, first: int) -> Iterator[tuple[int, bytes]]:
+        """The journal from commit number ``first`` on, in order."""
+        while True:
+            with self._reader() as reader:
+                records = reader.records(invocation, first, _RECORDS_AT_ONCE)
+            yield from records
+            if len(records) < _RECORDS_AT_ONCE:
+                return
+            first = records[-1][0] + 1
+
+    @contextmanager
+    def _reader(self) -> Iterator[Reader]:
+        with self._reading:
+            self._check_usable()
+            try:
+                with self._env.begin() as txn:
+                    yield Reader(txn, self._tables)
+            except _DAMAGED as problem:
+                raise _damaged(problem) from problem
+
+    # ------------------------------------------------------------------------------------------------------ lifecycle
+
+    def close(self) -> None:
+        """Give everything back, after the transactions that are under way. Twice does no harm."""
+        if self._pid != os.getpid():
+            return
+        with self._writing, self._reading:
+            if self._closed:
+                return
+            self._closed = True
+            self._env.close()
+            os.close(self._data_fd)
+            self._lock.release()
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise RuntimeError("the store belongs to the process that opened it, not to its forked child")
+        if self._closed:
+            raise RuntimeError("the store is closed")
+
+
+def _store_full(data_dir: Path, problem: lmdb.Error) -> Unavailable:
+    return Unavailable(
+        "store_full",
+        f"the disk is full: {problem}",
+        details={"data_dir": str(data_dir)},
+        hint="make room on the disk; nothing that was acknowledged is lost, and work goes on by itself",
+    )
+
+
+def _damaged(problem: lmdb.Error) -> Unavailable:
+    return Unavailable(
+        "store_corrupt",
+        f"the store's structure is damaged: {problem}",
+        details={"record": "data.mdb"},
+        hint="restore a backup, or copy the data directory away before you try anything else",
+    )

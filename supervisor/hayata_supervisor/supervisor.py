@@ -1,0 +1,260 @@
+"""The supervisor: all coordination, the store, the client socket. It never runs user code and never forks.
+
+Life: take the store → read what is open → start the tree of workers → as each app is loaded, recover its
+invocations → serve → drain → end. If its guard dies it kills everything below it and ends: the next start recovers.
+
+The process has five threads: the loop (this file's), the store's writer and reader, the edge watcher, and the log's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from hayata.errors import HayataError
+from hayata.memfd import read_memfd
+from hayata.messages import Beat, ErrorInfo, Fatal, Launch, ProcessInfo, Serving, StopRuntime, ToSupervisor, decoder
+from hayata_supervisor.engine import Engine
+from hayata_supervisor.logs import LogThread
+from hayata_supervisor.process import clock, prctl
+from hayata_supervisor.process.packets import Packets
+from hayata_supervisor.process.pidfd import open_pidfd
+from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.process.signals import SignalInbox
+from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves
+from hayata_supervisor.process.sweep import kill_children
+from hayata_supervisor.requests import Requests
+from hayata_supervisor.server import Connection, Server
+from hayata_supervisor.store.lmdb_store import open_store
+from hayata_supervisor.tree import WorkerTree
+from hayata_supervisor.tree.port import failure
+
+EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT = 2, 5, 65
+_EXIT_CODES = {
+    "store_corrupt": EXIT_CORRUPT,
+    "data_dir_in_use": EXIT_REFUSED,
+    "permission_denied": EXIT_REFUSED,
+    "invalid_options": EXIT_USAGE,
+    "unsupported_platform": EXIT_USAGE,
+}
+_BEAT_S = 1.0
+_LOOK_S = 0.02
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may hold the interpreter while another wants it. Measured: the default, ten times as long, makes
+the slowest percent of a single invocation's steps two to three times as slow, since loop and writer take turns."""
+
+
+class Supervisor:
+    """See the module.
+
+    Args:
+        launch: What to run.
+        launch_fd: The memfd it came in, for the forkservers.
+        listener: The listening client socket, inherited from the guard.
+        guard: SEQPACKET socket to the guard.
+        first_start: Whether an app that can't be loaded ends the runtime: later, its agents only fail.
+    """
+
+    def __init__(
+        self, launch: Launch, launch_fd: int, listener: socket.socket, guard: socket.socket, *, first_start: bool
+    ) -> None:
+        self._launch = launch
+        self._first_start = first_start
+        self._started_at = clock.wall()
+        self._reactor = Reactor()
+        self._log = LogThread(launch.log_format, launch.log_level)
+        self._guard = Packets(self._reactor, guard, ToSupervisor, self._guard_says, self._guard_lost)
+        self._watch_guard()
+        self._apps_left = max(1, len(launch.apps))
+        self._app_errors: list[ErrorInfo] = []
+        self._drain_deadline: float | None = None
+        self._tree_stopping = False
+        self._exit_code = 0
+        store = open_store(Path(launch.data_dir))
+        self._engine = Engine(self._reactor, store, self._log, app_events=self._app_settled, broken=self._broken)
+        recovered = self._engine.load(store.load_open())
+        self._tree = WorkerTree(self._reactor, launch, launch_fd, self._engine, self._log, dict(os.environ))
+        self._engine.workers = self._tree
+        self._requests = Requests(self._engine, tree=self._describe, stop=self._stop_asked)
+        self._server = Server(
+            self._reactor,
+            listener,
+            self._requests,
+            self._log,
+            version=version("hayata"),
+            gone=self._client_gone,
+            cap_bytes=launch.frame_cap_bytes,
+        )
+        self._log.info("supervisor started", open_invocations=recovered, data_dir=launch.data_dir)
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit code."""
+        inbox = SignalInbox([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        self._reactor.watch_read(inbox.fd, lambda: self._signalled(inbox))
+        self._beat()
+        self._tree.start()
+        self._reactor.run()
+        self._server.close()
+        self._engine.close()
+        self._log.info("supervisor stopped")
+        self._log.close()
+        return self._exit_code
+
+    # ---- the guard -------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        self._guard.send(Beat())
+        self._reactor.call_later(_BEAT_S, self._beat)
+
+    def _watch_guard(self) -> None:
+        guard = os.getppid()
+        pidfd = open_pidfd(guard)
+        if os.getppid() != guard:
+            self._guard_lost()
+        self._reactor.watch_read(pidfd, self._guard_lost)
+
+    def _guard_lost(self) -> None:
+        """Without a guard nobody would restart us or hear a signal: end everything; what runs is classified later."""
+        self._log.error("guard lost, ending")
+        kill_children((), timeout_s=10.0)
+        os._exit(1)
+
+    def _guard_says(self, message: StopRuntime) -> None:
+        self._drain(message.drain_s)
+
+    def _signalled(self, inbox: SignalInbox) -> None:
+        """Signals are the guard's; one that was sent to us is passed on to it."""
+        for number in inbox.take():
+            if number != signal.SIGHUP:
+                self._stop_asked(None)
+
+    def _stop_asked(self, drain_s: float | None) -> None:
+        self._guard.send(StopRuntime(self._launch.drain_timeout_s if drain_s is None else drain_s))
+
+    # ---- apps ------------------------------------------------------------------------------------------------------
+
+    def _app_settled(self, index: int, reference: str, error: ErrorInfo | None) -> None:
+        self._requests.app_settled(index, reference, error)
+        if error is not None:
+            self._log.error("app failed to load", app=reference, code=error.code, error=error.message)
+        if not self._apps_left:
+            return
+        if error is not None and self._first_start:
+            self._fatal(error, EXIT_USAGE)
+            return
+        self._apps_left -= 1
+        if not self._apps_left:
+            self._requests.apps_ready()
+            self._guard.send(Serving())
+            self._log.info("serving", agents=list(self._engine.agents), socket=self._launch.socket)
+
+    def _fatal(self, error: ErrorInfo, exit_code: int) -> None:
+        self._guard.send(Fatal(error, exit_code))
+        self._exit_code = exit_code
+        self._drain(0.0)
+
+    def _broken(self, error: BaseException) -> None:
+        """The outcome of a commit is unknown: acknowledge nobody, and let recovery read the truth."""
+        self._log.error("store broken, ending", error=repr(error))
+        self._log.close()
+        os._exit(1)
+
+    # ---- clients ---------------------------------------------------------------------------------------------------
+
+    def _client_gone(self, connection: Connection) -> None:
+        self._engine.hub.gone(lambda sink: getattr(sink, "connection", None) is connection)
+
+    def _describe(self) -> ProcessInfo:
+        supervisor = ProcessInfo(
+            role="supervisor",
+            name="supervisor",
+            pid=os.getpid(),
+            status="draining" if self._engine.draining else "serving",
+            started_at=self._started_at,
+            children=self._tree.tree(),
+        )
+        guard = ProcessInfo(role="guard", name="guard", pid=os.getppid(), status="serving", children=[supervisor])
+        return _with_memory(guard)
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def _drain(self, drain_s: float) -> None:
+        due = clock.monotonic() + drain_s
+        if self._drain_deadline is not None:
+            self._drain_deadline = min(self._drain_deadline, due)
+            return
+        self._drain_deadline = due
+        self._engine.drain()
+        self._log.info("draining", drain_s=drain_s)
+        self._look_at_drain()
+
+    def _look_at_drain(self) -> None:
+        assert self._drain_deadline is not None
+        if not self._engine.idle and clock.monotonic() < self._drain_deadline:
+            self._reactor.call_later(_LOOK_S, self._look_at_drain)
+        elif not self._tree_stopping:
+            self._tree_stopping = True
+            self._tree.stop(True, self._tree_stopped)
+
+    def _tree_stopped(self) -> None:
+        """Nothing runs any more; what is being written is written."""
+        if self._engine.committer.idle:
+            self._reactor.stop()
+        else:
+            self._reactor.call_later(_LOOK_S, self._tree_stopped)
+
+
+def _with_memory(info: ProcessInfo) -> ProcessInfo:
+    return msgspec.structs.replace(
+        info, memory_bytes=_resident(info.pid), children=[_with_memory(child) for child in info.children]
+    )
+
+
+def _resident(pid: int) -> int | None:
+    """Resident bytes, shared pages included: cheap to read, an upper bound."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return None
+
+
+def supervisor_main(arguments: Sequence[str]) -> int:
+    """Be the supervisor that the guard has started; return the exit code."""
+    parser = argparse.ArgumentParser(prog="hayata_supervisor.supervisor")
+    parser.add_argument("--launch-fd", type=int, required=True)
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--guard-fd", type=int, required=True)
+    start = parser.add_mutually_exclusive_group(required=True)
+    start.add_argument("--first-start", action="store_true")
+    start.add_argument("--restart", type=int)
+    options = parser.parse_args(arguments)
+    prctl.set_name("hayata-super")
+    prctl.become_subreaper()
+    keep_descriptors_to_ourselves()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    launch: Launch = decoder(Launch).decode(read_memfd(options.launch_fd))
+    guard = socket.socket(fileno=options.guard_fd)
+    listener = socket.socket(fileno=options.listen_fd)
+    try:
+        supervisor = Supervisor(launch, options.launch_fd, listener, guard, first_start=options.first_start)
+    except HayataError as error:
+        code = _EXIT_CODES.get(error.code, 1)
+        info = failure(error.code, error.message, hint=error.hint, **error.details)
+        if code != 1:
+            guard.send(msgspec.msgpack.encode(Fatal(info, code)))
+        print(f"hayata: {error}", file=sys.stderr)
+        return code
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(supervisor_main(sys.argv[1:]))

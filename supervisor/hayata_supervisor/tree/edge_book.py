@@ -1,0 +1,131 @@
+"""The edges of one incarnation of a node, as its node tells of them, and their burial when it dies."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import NamedTuple
+
+import msgspec
+
+from hayata.messages import EdgeEnded, EdgeStarted, ProcessInfo, decoder
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.descriptors import Packet, receive_packet
+from hayata_supervisor.process.pidfd import send_signal
+from hayata_supervisor.process.reactor import Callback, Reactor
+from hayata_supervisor.process.watcher import EdgeWatcher
+from hayata_supervisor.tree.incarnation import Incarnation
+
+_keys = itertools.count(1)
+_decode = decoder(EdgeStarted).decode
+
+
+class _Edge(NamedTuple):
+    pid: int
+    started_at: float
+
+
+class EdgeBook:
+    """See the module.
+
+    Args:
+        reactor: The loop.
+        watcher: Holds the edges' pidfds and kills them when the node dies.
+        incarnation: The node's process. The book reads its descriptor channel.
+    """
+
+    def __init__(self, reactor: Reactor, watcher: EdgeWatcher, incarnation: Incarnation) -> None:
+        self._reactor = reactor
+        self._watcher = watcher
+        self._incarnation = incarnation
+        self._key: int | None = None  # under which the watcher knows the node, once it has an edge
+        self._edges: dict[str, _Edge] = {}
+        self._dying: set[int] = set()
+        self._buried: Callback | None = None
+        reactor.watch_read(incarnation.fds.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """Take one packet; say whether there may be more."""
+        try:
+            packet = receive_packet(self._incarnation.fds, 1)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._incarnation.refuse(str(error))
+            packet = None
+        if packet is None:
+            self._reactor.unwatch_read(self._incarnation.fds.fileno())
+            return False
+        self._started(packet)
+        return True
+
+    def _started(self, packet: Packet) -> None:
+        try:
+            edge = _decode(packet.body)
+            (pidfd,) = packet.fds
+        except (msgspec.DecodeError, ValueError):
+            for fd in packet.fds:
+                os.close(fd)
+            self._incarnation.refuse("a packet that can't be read")
+            return
+        self._edges[edge.edge] = _Edge(edge.pid, clock.wall())
+        if self._incarnation.pid is not None and self._incarnation.exit is None:
+            if self._key is None:
+                self._key = next(_keys)
+                self._watcher.watch_node(self._key, self._incarnation.pidfd)
+            self._watcher.watch_edge(self._key, edge.edge, pidfd)
+        else:
+            send_signal(pidfd)
+            self._await(pidfd)
+
+    def ended(self, message: EdgeEnded) -> None:
+        """The node has buried this edge."""
+        if message.edge not in self._edges:
+            # Its start came over the other channel, and may not have been read.
+            while self._read():
+                pass
+        if self._edges.pop(message.edge, None) is not None and self._key is not None:
+            self._watcher.forget_edge(self._key, message.edge)
+
+    def bury(self, buried: Callback) -> None:
+        """The node is dead: kill its edges and call ``buried`` when the last one is dead. They are not reaped
+        here: they are our children now, and those that nobody knows are swept.
+        """
+        while self._read():
+            pass
+        self._edges.clear()
+        if self._key is None:
+            self._all_dead_then(buried)
+        else:
+            self._watcher.release_node(self._key, lambda pidfds: self._released(pidfds, buried))
+
+    def _released(self, pidfds: dict[str, int], buried: Callback) -> None:
+        for pidfd in pidfds.values():
+            self._await(pidfd)
+        self._all_dead_then(buried)
+
+    def _await(self, pidfd: int) -> None:
+        self._dying.add(pidfd)
+        self._reactor.watch_read(pidfd, lambda: self._dead(pidfd))
+
+    def _dead(self, pidfd: int) -> None:
+        self._reactor.unwatch_read(pidfd)
+        os.close(pidfd)
+        self._dying.discard(pidfd)
+        if not self._dying and self._buried is not None:
+            self._buried()
+
+    def _all_dead_then(self, buried: Callback) -> None:
+        self._buried = buried
+        if not self._dying:
+            buried()
+
+    def infos(self) -> list[ProcessInfo]:
+        """Describe the edges, oldest first."""
+        return [
+            ProcessInfo("edge", name, edge.pid, "serving", started_at=edge.started_at)
+            for name, edge in self._edges.items()
+        ]

@@ -1,0 +1,359 @@
+"""The supervisor's link to a forkserver: one app, imported once, and the forks that are asked of it.
+
+The forkserver is never given up: without it no worker of its app can be replaced, and a developer who mends
+an import error wants to see it come back. Workers it has forked are not its children and don't notice its
+death.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from hayata.messages import (
+    PROTOCOL_VERSION,
+    AgentManifest,
+    ErrorInfo,
+    Fork,
+    Forked,
+    ForkFailed,
+    FromForkserver,
+    Manifest,
+    ProcessInfo,
+    SupervisionManifest,
+    WorkerFailed,
+    WorkerReady,
+    decoder,
+    encode,
+)
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.reactor import Callback, Timer
+from hayata_supervisor.process.spawn import spawn_module
+from hayata_supervisor.tree.incarnation import Incarnation, lines_to
+from hayata_supervisor.tree.port import failure
+from hayata_supervisor.tree.restarter import Restarter
+from hayata_supervisor.tree.worker_link import Ground, Status, WorkerLink
+
+OPEN_FORKS = 8
+"""Most forks asked for and not answered: each has four descriptors in flight, which the kernel counts."""
+
+FORK_TIMEOUT_S = 10.0
+"""A forkserver that takes longer hangs; and no orphan can be told from a worker before it has answered."""
+
+_RETRY_S = 0.005
+_NEVER = 1_000_000_000
+_SUPERVISION = SupervisionManifest(intensity=_NEVER, period_s=600.0, backoff_s=0.2, max_backoff_s=30.0)
+_DECODER = decoder(FromForkserver)
+
+
+class App(msgspec.Struct, frozen=True):
+    """What a forkserver imports.
+
+    Attributes:
+        index: The supervisor's number for it.
+        reference: ``module:attr`` or ``path.py:attr``; ``<value>`` for agents that came by value.
+        launch_fd: The launch in which the forkserver finds it.
+        launch_index: Where in that launch; -1 for the agents by value.
+        pass_fds: What else it must inherit.
+        keep: Try again when the very first import fails.
+    """
+
+    index: int
+    reference: str
+    launch_fd: int
+    launch_index: int
+    pass_fds: tuple[int, ...]
+    keep: bool
+
+
+class Apps(Protocol):
+    """Who hears what a forkserver found."""
+
+    def loaded(self, link: ForkserverLink, manifests: list[AgentManifest]) -> ErrorInfo | None:
+        """The app is imported. An error refuses it, as if the import had failed."""
+
+    def failed(self, link: ForkserverLink, error: ErrorInfo) -> None:
+        """The app can't be imported, and its forkserver is gone."""
+
+
+class ForkserverLink:
+    """See the module. Implements `worker_link.Forks`."""
+
+    def __init__(self, ground: Ground, app: App, apps: Apps) -> None:
+        self.app = app
+        self.status: Status = "starting"
+        self.last_exit = ""
+        self._ground = ground
+        self._reactor = ground.reactor
+        self._apps = apps
+        self._incarnation: Incarnation | None = None
+        self._restarter = Restarter(
+            ground.reactor, _SUPERVISION, ground.launch.node_retry_s, ground.jitter, self.start
+        )
+        self._error: ErrorInfo | None = None
+        self._imported_once = False
+        self._start_timer: Timer | None = None
+        self._applicants: deque[WorkerLink] = deque()
+        self._open: dict[int, tuple[WorkerLink, float]] = {}
+        self._requests = 0
+        self._fork_timer: Timer | None = None
+        self._stopped: list[Callback] = []
+
+    # Start
+
+    def start(self) -> None:
+        """Start a forkserver, which imports the app."""
+        if self.status in ("stopping", "stopped"):
+            return
+        self.status = "starting"
+        self._error = None
+        try:
+            self._incarnation = self._spawn()
+        except OSError as error:
+            self._ended(failure("agent_start_failed", f"no forkserver can be started: {error}"))
+            return
+        self._start_timer = self._reactor.call_later(
+            self._ground.launch.start_timeout_s, self._start_timed_out
+        )
+
+    def _spawn(self) -> Incarnation:
+        ground = self._ground
+        incarnation = Incarnation(
+            self._reactor,
+            ground.graveyard,
+            self,
+            _DECODER,
+            ground.launch.frame_cap_bytes,
+            lines_to(ground.log, "", ""),
+        )
+        ends = incarnation.child_ends
+        stream, fds = ends.stream.fileno(), ends.fds.fileno()
+        arguments = ["--stream-fd", stream, "--fds-fd", fds, "--launch-fd", self.app.launch_fd]
+        arguments += ["--app-index", self.app.launch_index, "--incarnation", incarnation.id]
+        try:
+            pid = spawn_module(
+                "hayata_supervisor.forkserver",
+                [str(argument) for argument in arguments],
+                pass_fds=(stream, fds, self.app.launch_fd, *self.app.pass_fds),
+                environ=ground.environ,
+                move_fds={1: ends.stdout, 2: ends.stderr},
+            )
+        except OSError:
+            incarnation.close()
+            raise
+        incarnation.close_child_ends()
+        incarnation.adopt(pid)
+        return incarnation
+
+    def _start_timed_out(self) -> None:
+        limit_s = self._ground.launch.start_timeout_s
+        self._error = failure(
+            "agent_start_failed",
+            f"the import of {self.app.reference} took longer than {limit_s:g} s",
+            hint="raise start_timeout_s, or move slow work from the module into a lifespan",
+            timeout_s=limit_s,
+        )
+        if self._incarnation is not None:
+            self._incarnation.kill()
+
+    # Life
+
+    def received(self, message: Any) -> None:
+        """Take what the forkserver says."""
+        match message:
+            case WorkerReady():
+                if message.role != "forkserver" or message.protocol != PROTOCOL_VERSION:
+                    self._refuse("a start that does not fit")
+            case WorkerFailed():
+                self._error = message.error
+            case Manifest():
+                self._loaded(message.agents)
+            case Forked():
+                self._answered(message.request, lambda link: link.forked(message.pid))
+            case ForkFailed():
+                self._answered(message.request, lambda link: link.fork_failed(message.error))
+
+    def _loaded(self, manifests: list[AgentManifest]) -> None:
+        if self.status != "starting":
+            return
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+        self._error = self._apps.loaded(self, manifests)
+        if self._error is not None:
+            assert self._incarnation is not None
+            self._incarnation.kill()
+        elif self.status == "starting":  # the listener may have stopped us meanwhile
+            self._imported_once = True
+            self.status = "serving"
+            self.pump()
+
+    def broken(self, reason: str) -> None:
+        """Note that the forkserver does not speak our protocol."""
+        self._error = failure("protocol_error", f"the forkserver of {self.app.reference} sent {reason}")
+        self._ground.log.error("protocol error", app=self.app.reference, reason=reason)
+
+    def _refuse(self, reason: str) -> None:
+        if self._incarnation is not None:
+            self._incarnation.refuse(reason)
+
+    # Forks
+
+    def apply(self, link: WorkerLink) -> None:
+        """Fork a worker for ``link``, in turn."""
+        self._applicants.append(link)
+        self.pump()
+
+    def withdraw(self, link: WorkerLink) -> bool:
+        """Take an application back; False when it has been sent already."""
+        try:
+            self._applicants.remove(link)
+        except ValueError:
+            return False
+        return True
+
+    def pump(self) -> None:
+        """Ask for as many forks as may be open."""
+        while (
+            self.status == "serving"
+            and self._applicants
+            and len(self._open) < OPEN_FORKS
+            and self._ground.graveyard.may_fork
+        ):
+            link = self._applicants.popleft()
+            try:
+                asked = self._ask(link)
+            except OSError as error:
+                link.fork_failed(failure("node_unavailable", f"the system refused a worker: {error}"))
+                continue
+            if not asked:
+                self._applicants.appendleft(link)
+                self._reactor.call_later(_RETRY_S, self.pump)
+                return
+
+    def _ask(self, link: WorkerLink) -> bool:
+        """Send one request; False when the forkserver can't take it now, or is gone."""
+        assert self._incarnation is not None
+        worker = link.open_incarnation()
+        request = Fork(self._requests + 1, link.agent, link.node, worker.id)
+        try:
+            socket.send_fds(self._incarnation.fds, [encode(request)], worker.child_ends.numbers)
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            link.discard_incarnation()
+            return False
+        worker.close_child_ends()
+        self._requests = request.request
+        self._open[request.request] = (link, clock.monotonic())
+        self._ground.graveyard.fork_asked()
+        if self._fork_timer is None:
+            self._fork_timer = self._reactor.call_later(FORK_TIMEOUT_S, self._look_at_forks)
+        return True
+
+    def _answered(self, request: int, settle: Callable[[WorkerLink], None]) -> None:
+        opened = self._open.pop(request, None)
+        if opened is None:
+            self._refuse("an answer to a fork that nobody asked for")
+            return
+        settle(opened[0])
+        self._ground.graveyard.fork_settled()
+        self.pump()
+
+    def _look_at_forks(self) -> None:
+        self._fork_timer = None
+        if not self._open or self._incarnation is None:
+            return
+        due = min(asked for _, asked in self._open.values()) + FORK_TIMEOUT_S
+        if clock.monotonic() < due:
+            self._fork_timer = self._reactor.call_at(due, self._look_at_forks)
+            return
+        self._error = failure("agent_start_failed", f"the forkserver of {self.app.reference} hangs")
+        self._incarnation.kill()
+
+    # Death
+
+    def died(self) -> None:
+        """The forkserver is dead. What it had answered counts; what it had not is asked again of the next
+        one.
+        """
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+        assert self._incarnation is not None
+        self._incarnation.stream.drain()
+        loaded = self.status == "serving"
+        if self.status != "stopping":
+            self.status = "restarting"
+        opened, self._open = self._open, {}
+        for link, _ in opened.values():
+            link.fork_lost()
+            self._ground.graveyard.fork_settled()
+        self._ground.graveyard.sweep(lambda: self._buried(loaded))
+
+    def _buried(self, loaded: bool) -> None:
+        incarnation, self._incarnation = self._incarnation, None
+        assert incarnation is not None
+        incarnation.drain()
+        self.last_exit = str(incarnation.exit)
+        if self.status == "stopping":
+            self._finish_stop()
+            return
+        self._ground.log.warning(
+            "forkserver died", app=self.app.reference, pid=incarnation.pid, exit=self.last_exit
+        )
+        error = self._error
+        if not loaded and error is None:
+            error = failure(
+                "agent_start_failed",
+                f"the import of {self.app.reference} ended its process: {self.last_exit}",
+                signal=incarnation.exit.signal if incarnation.exit else None,
+                exit_code=incarnation.exit.code if incarnation.exit else None,
+            )
+        self._ended(None if loaded else error)
+
+    def _ended(self, error: ErrorInfo | None) -> None:
+        """Start again, after a pause unless it is the first time; ``error``: why there was no import."""
+        self.status = "restarting"
+        self._restarter.count()
+        if error is not None:
+            if not (self._imported_once or self.app.keep):
+                self.status = "stopped"
+            self._apps.failed(self, error)
+        if self.status == "restarting":
+            self._restarter.restart()
+
+    # Stop
+
+    def stop(self, stopped: Callback) -> None:
+        """Kill the forkserver; call ``stopped`` when it is dead and no fork of it is unheard of."""
+        self._stopped.append(stopped)
+        if self.status != "stopped":
+            self.status = "stopping"
+        self._restarter.cancel()
+        if self._incarnation is None:
+            self._reactor.call_soon(self._finish_stop)
+        else:
+            self._incarnation.kill()
+
+    def _finish_stop(self) -> None:
+        self.status = "stopped"
+        if self._fork_timer is not None:
+            self._fork_timer.cancel()
+        stopped, self._stopped = self._stopped, []
+        for callback in stopped:
+            callback()
+
+    def info(self) -> ProcessInfo:
+        """Describe the forkserver."""
+        incarnation = self._incarnation
+        return ProcessInfo(
+            role="forkserver",
+            name=self.app.reference,
+            pid=(incarnation.pid or 0) if incarnation else 0,
+            status=self.status,
+            incarnation=incarnation.id if incarnation else "",
+            started_at=incarnation.started_at if incarnation else None,
+            restarts=self._restarter.restarts,
+            last_exit=self.last_exit,
+        )

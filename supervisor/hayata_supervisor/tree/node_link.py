@@ -1,0 +1,292 @@
+"""The supervisor's link to a node worker: hands it tasks, hears how they end, and knows its edges.
+
+Every task that `dispatch` was given is reported exactly once. When the worker dies, what it had reported
+counts; a task of which not a byte had been written to it is handed to the next incarnation, same attempt; any
+other was cut off.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hayata.framing import FrameTooLarge
+from hayata.messages import (
+    AgentManifest,
+    EdgeEnded,
+    EdgeStartFailed,
+    ErrorInfo,
+    FromNode,
+    KillTask,
+    NodeManifest,
+    Output,
+    Partial,
+    PartialAck,
+    ProcessInfo,
+    RunTask,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    decoder,
+    encode,
+)
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.reactor import Callback, Timer
+from hayata_supervisor.tree.edge_book import EdgeBook
+from hayata_supervisor.tree.incarnation import Incarnation
+from hayata_supervisor.tree.port import TaskReport, failure
+from hayata_supervisor.tree.worker_link import CONGESTED_BYTES, Forks, Ground, WorkerLink
+
+UNANSWERED_S = 5.0
+"""A node that is this late with an end that was due, and does not read what it is sent, hangs, and is killed.
+"""
+
+PROBED_AFTER_S = 1.0
+"""How late an end may be before the node is probed. It may be late for a reason: the clock of a task starts
+when an edge takes it, and an edge may take long to start.
+"""
+
+_LOOK_S = 0.5
+_PROBE = encode(PartialAck("", 0, None))
+"""A frame that a node takes and forgets: it speaks of no task."""
+
+_DECODER = decoder(FromNode)
+
+
+class _Sent:
+    """A task that the worker has.
+
+    ``overdue``: monotonic seconds at which we should have heard of its end. ``killed``: it was told to end
+    it.
+    """
+
+    __slots__ = ("killed", "overdue")
+
+    def __init__(self, overdue: float | None) -> None:
+        self.overdue = overdue
+        self.killed = False
+
+
+class NodeLink(WorkerLink):
+    """See the module."""
+
+    role = "node"
+
+    def __init__(self, ground: Ground, forks: Forks, manifest: AgentManifest, node: NodeManifest) -> None:
+        super().__init__(ground, forks, manifest.id, node.name, manifest.supervision, _DECODER)
+        self.manifest = node
+        self._name = node.name
+        self._waiting: dict[str, RunTask] = {}
+        self._sent: dict[str, _Sent] = {}
+        self._unavailable: ErrorInfo | None = None
+        self._overdue_timer: Timer | None = None
+        self._probed_at: float | None = None
+        self._edge_failures = 0
+        self._edges: EdgeBook | None = None
+
+    # What the engine asks for
+
+    def dispatch(self, task: RunTask) -> None:
+        """Run a task; the listener hears how it ended, exactly once."""
+        if self._unavailable is not None:
+            self._report_soon(_not_started(task.execution_id, self._unavailable))
+            return
+        self._waiting[task.execution_id] = task
+        self._pump()
+
+    def kill(self, execution_id: str, reason: str) -> None:
+        """End a task. Its report follows; it may be a result that was already on its way."""
+        if self._waiting.pop(execution_id, None) is not None:
+            self._report_soon(_not_started(execution_id, _cancelled(reason)))
+            return
+        sent = self._sent.get(execution_id)
+        if sent is None or sent.killed:
+            return
+        sent.killed = True
+        sent.overdue = clock.monotonic() + UNANSWERED_S
+        self._send(KillTask(execution_id, reason))
+        self._watch_overdue()
+
+    def ack_partial(self, ack: PartialAck) -> None:
+        """Answer a chunk."""
+        self._send(ack)
+
+    def _send(self, message: KillTask | PartialAck) -> None:
+        if self.incarnation is not None:
+            self.incarnation.stream.send(encode(message))
+
+    def _pump(self) -> None:
+        incarnation = self.incarnation
+        if self.status != "serving" or incarnation is None or not incarnation.alive:
+            return
+        stream = incarnation.stream
+        waiting = self._waiting
+        while waiting:
+            if stream.queued_bytes > CONGESTED_BYTES:
+                self._look_again()
+                return
+            execution_id = next(iter(waiting))
+            task = waiting.pop(execution_id)
+            try:
+                stream.send(encode(task), task)
+            except FrameTooLarge as error:
+                info = failure(error.code, error.message, hint=error.hint, **error.details)
+                self._report_soon(TaskFailed(execution_id, "", info, False))
+                continue
+            if task.timeout_s is None:
+                self._sent[execution_id] = _Sent(None)
+            else:
+                self._sent[execution_id] = _Sent(clock.monotonic() + task.timeout_s + PROBED_AFTER_S)
+                self._watch_overdue()
+
+    # What the worker says
+
+    def _message(self, message: FromNode) -> None:
+        kind = type(message)
+        if kind is TaskCompleted or kind is TaskFailed or kind is TaskInterrupted:
+            self._ended(message)  # type: ignore[arg-type]
+        elif kind is Partial:
+            self._partial(message)  # type: ignore[arg-type]
+        elif kind is Output:
+            self._ground.log.output(message, agent=self.agent, node=self._name)  # type: ignore[arg-type]
+        elif isinstance(message, EdgeEnded):
+            if self._edges is not None:
+                self._edges.ended(message)
+        elif isinstance(message, EdgeStartFailed):
+            self._edge_failed(message)
+
+    def _ended(self, report: TaskCompleted | TaskFailed | TaskInterrupted) -> None:
+        if self._sent.pop(report.execution_id, None) is None:
+            return  # late: its end was reported before
+        self._edge_failures = 0
+        if self.status == "stopping" and isinstance(report, TaskInterrupted):
+            return  # a stop writes nothing: the next start classifies the task
+        self._listener.task_reported(self.agent, self._name, report)
+
+    def _partial(self, partial: Partial) -> None:
+        if partial.execution_id in self._sent:
+            self._listener.task_reported(self.agent, self._name, partial)
+            return
+        error = failure("execution_not_active", "this execution is not active any more")
+        self._send(PartialAck(partial.execution_id, partial.number, error))
+
+    def _edge_failed(self, message: EdgeStartFailed) -> None:
+        self._ground.log.warning(
+            "edge failed to start", **self._names(), edge=message.edge, error=message.error.message
+        )
+        if self.status != "serving" or self._giving_up:
+            return
+        # Edges that take a minute each to fail never exceed the intensity, yet nothing gets done.
+        self._edge_failures += 1
+        if self.restarter.count() or self._edge_failures > self.restarter.supervision.intensity:
+            self._giving_up = True
+            self._last_error = message.error
+            assert self.incarnation is not None
+            self.incarnation.stop(self.manifest.shutdown_s)
+
+    # A worker that hangs
+
+    def _watch_overdue(self) -> None:
+        if self._overdue_timer is None:
+            self._overdue_timer = self._reactor.call_later(_LOOK_S, self._look_for_overdue)
+
+    def _look_for_overdue(self) -> None:
+        self._overdue_timer = None
+        now = clock.monotonic()
+        watched = [sent for sent in self._sent.values() if sent.overdue is not None]
+        if not watched or self.status != "serving":
+            self._probed_at = None
+            return
+        late = [sent for sent in watched if sent.overdue is not None and sent.overdue <= now]
+        if any(sent.killed for sent in late) or self._ignores_probe(late, now):
+            self._hangs()
+        else:
+            self._watch_overdue()
+
+    def _ignores_probe(self, late: list[_Sent], now: float) -> bool:
+        """Find out whether a worker that is late still reads; one that does is given more time."""
+        incarnation = self.incarnation
+        if not late or incarnation is None:
+            self._probed_at = None
+        elif self._probed_at is None:
+            self._probed_at = now
+            incarnation.stream.send(_PROBE)
+        elif incarnation.unread_bytes == 0:
+            self._probed_at = None
+            for sent in late:
+                sent.overdue = now + UNANSWERED_S
+        else:
+            return now >= self._probed_at + UNANSWERED_S - PROBED_AFTER_S
+        return False
+
+    def _hangs(self) -> None:
+        assert self.incarnation is not None
+        self._last_error = failure("node_crashed", f"{self} did not end a task that was due; it hangs")
+        self._ground.log.error("node hangs", **self._names(), pid=self.incarnation.pid)
+        self.incarnation.kill()
+
+    # Birth and death
+
+    def open_incarnation(self) -> Incarnation:
+        """Make the next incarnation, and a book for its edges."""
+        incarnation = super().open_incarnation()
+        self._edge_failures = 0
+        self._probed_at = None
+        self._edges = EdgeBook(self._reactor, self._ground.watcher, incarnation)
+        return incarnation
+
+    def _bury(self, buried: Callback) -> None:
+        assert self._edges is not None
+        self._edges.bury(lambda: self._ground.graveyard.sweep(buried))
+
+    def _judge(self, incarnation: Incarnation) -> bool:
+        """Settle what the dead worker had: what it provably never saw is handed out again, the rest was cut
+        off.
+        """
+        unseen = {
+            task.execution_id: task for task in incarnation.stream.unsent() if isinstance(task, RunTask)
+        }
+        sent, self._sent = self._sent, {}
+        again: dict[str, RunTask] = {}
+        reports: list[TaskReport] = []
+        for execution_id, state in sent.items():
+            if execution_id not in unseen:
+                error = self._crash("node_crashed", incarnation.exit, "it ran a task")
+                reports.append(TaskInterrupted(execution_id, "", error))
+            elif state.killed:
+                reports.append(_not_started(execution_id, _cancelled("killed")))
+            else:
+                again[execution_id] = unseen[execution_id]
+        self._waiting = {**again, **self._waiting}
+        for report in reports:
+            self._listener.task_reported(self.agent, self._name, report)
+        return True
+
+    def _gave_up(self, error: ErrorInfo) -> None:
+        self._unavailable = error
+        waiting, self._waiting = self._waiting, {}
+        self._listener.node_given_up(self.agent, self._name, error)
+        for execution_id in waiting:
+            self._listener.task_reported(self.agent, self._name, _not_started(execution_id, error))
+
+    def _came_back(self) -> None:
+        self._unavailable = None
+        self._listener.node_back(self.agent, self._name)
+
+    def _report_soon(self, report: TaskReport) -> None:
+        """Report what is known at once, but not from within the request."""
+        self._reactor.call_soon(lambda: self._listener.task_reported(self.agent, self._name, report))
+
+    # Description
+
+    def info(self) -> ProcessInfo:
+        """Describe the worker and its edges."""
+        edges = self._edges.infos() if self._edges is not None else []
+        return msgspec.structs.replace(super().info(), children=edges)
+
+
+def _not_started(execution_id: str, error: ErrorInfo) -> TaskInterrupted:
+    return TaskInterrupted(execution_id, "", error, started=False)
+
+
+def _cancelled(reason: str) -> ErrorInfo:
+    return failure("cancelled", f"it was not wanted any more: {reason}", reason=reason)

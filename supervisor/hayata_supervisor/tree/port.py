@@ -1,0 +1,79 @@
+"""What the tree of workers tells, and to whom."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from hayata.messages import (
+    AgentManifest,
+    DecidedFail,
+    DecidedFinish,
+    DecidedNext,
+    ErrorInfo,
+    Output,
+    Partial,
+    PolicyFailed,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    UpdateChecked,
+    encode,
+)
+
+AgentAnswer: TypeAlias = DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
+TaskReport: TypeAlias = TaskCompleted | TaskFailed | TaskInterrupted | Partial
+
+
+class WorkerListener(Protocol):
+    """Who hears of the workers. Called in the loop's thread; may call the tree from within."""
+
+    def app_loaded(self, index: int, reference: str, manifests: list[AgentManifest]) -> None:
+        """An app was imported, for the first time or by a new forkserver: then the manifests may differ."""
+
+    def app_failed(self, index: int, reference: str, error: ErrorInfo) -> None:
+        """An app can't be imported. Its forkserver is gone; it is tried again unless `load_app` asked for it
+        first.
+        """
+
+    def agent_answered(self, agent_id: str, answer: AgentAnswer) -> None:
+        """One `evaluate` or `check_update` is answered, exactly once, in the order of the asks unless one
+        failed.
+        """
+
+    def task_reported(self, agent_id: str, node: str, report: TaskReport) -> None:
+        """A task ended, exactly once for each `dispatch`, or sent a chunk. Of an ended one no process lives."""
+
+    def node_given_up(self, agent_id: str, node: str, error: ErrorInfo) -> None:
+        """The node's worker does not stay up, and rests."""
+
+    def node_back(self, agent_id: str, node: str) -> None:
+        """A given-up node's worker is up again."""
+
+    def agent_given_up(self, agent_id: str, error: ErrorInfo) -> None:
+        """The agent's worker does not stay up, and rests."""
+
+    def agent_back(self, agent_id: str) -> None:
+        """A given-up agent's worker is up again."""
+
+
+class Log(Protocol):
+    """The part of `hayata_supervisor.logs` that the tree writes to. No method blocks."""
+
+    def output(self, output: Output, *, agent: str, node: str) -> None:
+        """Lines that user code wrote in a worker."""
+
+    def info(self, event: str, **fields: Any) -> None:
+        """A fact."""
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Something that an operator may want to look at."""
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Something that an operator has to look at."""
+
+
+def failure(code: str, message: str, *, hint: str = "", **details: Any) -> ErrorInfo:
+    """Make an error of the supervisor's own; ``details`` are plain values."""
+    return ErrorInfo(code, message, hint, msgspec.Raw(encode(details)))

@@ -1,0 +1,377 @@
+"""The supervisor's link to one worker that is forked, A or N: keeps it alive, incarnation after incarnation.
+
+Life of a link (`status`):
+
+    starting ──ready──▶ serving ──death──▶ restarting ──buried, judged──▶ starting
+        └────────death, no fork────────────────▲   └──intensity exceeded──▶ failed ──rest──▶ starting
+    any ──stop──▶ stopping ──buried──▶ stopped
+
+The order after a death is always: reap, bury what it left behind, read its last messages, judge what it held,
+start the next incarnation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from hayata.messages import (
+    PROTOCOL_VERSION,
+    ErrorInfo,
+    Launch,
+    ProcessInfo,
+    SupervisionManifest,
+    WorkerFailed,
+    WorkerReady,
+)
+from hayata_supervisor.process.pidfd import Exit
+from hayata_supervisor.process.reactor import Callback, Reactor, Timer
+from hayata_supervisor.process.watcher import EdgeWatcher
+from hayata_supervisor.tree.graveyard import Graveyard
+from hayata_supervisor.tree.incarnation import Incarnation, lines_to
+from hayata_supervisor.tree.port import Log, WorkerListener, failure
+from hayata_supervisor.tree.restarter import Restarter
+
+Status: TypeAlias = Literal["starting", "serving", "restarting", "failed", "stopping", "stopped"]
+
+CONGESTED_BYTES = 128 * 1024 * 1024
+"""Most bytes that wait for one worker; what comes after stays with the supervisor."""
+
+CONGESTION_LOOK_S = 0.02
+
+
+class Ground(NamedTuple):
+    """What all links of one tree stand on."""
+
+    reactor: Reactor
+    launch: Launch
+    environ: Mapping[str, str]
+    listener: WorkerListener
+    log: Log
+    graveyard: Graveyard
+    watcher: EdgeWatcher
+    jitter: Callable[[], float]
+
+
+class Forks(Protocol):
+    """Where a link gets its processes from: the forkserver of its app."""
+
+    def apply(self, link: WorkerLink) -> None:
+        """Fork a worker for ``link``, in turn, when there is a forkserver that can."""
+
+    def withdraw(self, link: WorkerLink) -> bool:
+        """Take an application back; False when it has been sent already."""
+
+
+class WorkerLink:
+    """See the module. `AgentLink` and `NodeLink` say what is handed to the worker and how it is judged.
+
+    Attributes:
+        agent: Id of the agent.
+        node: Name of the node; None for the agent's own worker.
+        last_exit: How the last incarnation ended, for people.
+    """
+
+    role: Literal["agent", "node"]
+
+    def __init__(
+        self,
+        ground: Ground,
+        forks: Forks,
+        agent: str,
+        node: str | None,
+        supervision: SupervisionManifest,
+        decoder: msgspec.msgpack.Decoder[Any],
+    ) -> None:
+        self.agent = agent
+        self.node = node
+        self.forks = forks
+        self.status: Status = "starting"
+        self.last_exit = ""
+        self.incarnation: Incarnation | None = None
+        self.restarter = Restarter(
+            ground.reactor, supervision, ground.launch.node_retry_s, ground.jitter, self.start
+        )
+        self._ground = ground
+        self._reactor = ground.reactor
+        self._listener = ground.listener
+        self._decoder = decoder
+        self._last_error: ErrorInfo | None = None
+        self._start_timer: Timer | None = None
+        self._look_timer: Timer | None = None
+        self._giving_up = False
+        self._stopped: list[Callback] = []
+
+    # What a kind of worker adds
+
+    def _pump(self) -> None:
+        """Send what waits, as far as the worker can take it."""
+        raise NotImplementedError
+
+    def _message(self, message: Any) -> None:
+        """The worker sent something else than its start."""
+        raise NotImplementedError
+
+    def _bury(self, buried: Callback) -> None:
+        """The process is dead: bury what it leaves behind, then call ``buried``."""
+        self._ground.graveyard.sweep(buried)
+
+    def _judge(self, incarnation: Incarnation) -> bool:
+        """All that the dead worker said was heard: settle what it held. Say whether its death counts."""
+        raise NotImplementedError
+
+    def _gave_up(self, error: ErrorInfo) -> None:
+        """The worker does not stay up: refuse what waits for it."""
+        raise NotImplementedError
+
+    def _came_back(self) -> None:
+        """The worker is up after it was given up."""
+        raise NotImplementedError
+
+    # Start
+
+    def start(self) -> None:
+        """Ask for a process."""
+        self.status = "starting"
+        self._last_error = None
+        self.forks.apply(self)
+
+    def open_incarnation(self) -> Incarnation:
+        """Make the next incarnation, for the forkserver to give it a process.
+
+        Raises:
+            OSError: No descriptors are left.
+        """
+        deliver = lines_to(self._ground.log, self.agent, self.node or "")
+        cap_bytes = self._ground.launch.frame_cap_bytes
+        self.incarnation = Incarnation(
+            self._reactor, self._ground.graveyard, self, self._decoder, cap_bytes, deliver
+        )
+        self._start_timer = self._reactor.call_later(
+            self._ground.launch.start_timeout_s, self._start_timed_out
+        )
+        return self.incarnation
+
+    def forked(self, pid: int) -> None:
+        """The forkserver has forked: this is the process."""
+        assert self.incarnation is not None
+        if not self.incarnation.adopt(pid):
+            self._never_born(
+                failure("protocol_error", f"the forkserver names pid {pid}, which is no child of ours")
+            )
+
+    def fork_failed(self, error: ErrorInfo) -> None:
+        """There is no process."""
+        self._never_born(error)
+
+    def fork_lost(self) -> bool:
+        """The forkserver is dead and did not say whether it forked. Say whether the worker did; else ask
+        again.
+
+        A process that is never heard of is an orphan, and is swept.
+        """
+        assert self.incarnation is not None
+        self.incarnation.stream.read_once()
+        if self.incarnation.pid is not None:
+            return True
+        self.discard_incarnation()
+        if self.status == "stopping":
+            self._finish_stop()
+        else:
+            self.start()
+        return False
+
+    def _never_born(self, error: ErrorInfo) -> None:
+        self._last_error = error
+        self.last_exit = error.code
+        self.discard_incarnation()
+        self._count_and_restart(counts=True)
+
+    def discard_incarnation(self) -> None:
+        """Give up an incarnation that has no process of its own."""
+        self._forget_start_timer()
+        if self.incarnation is not None:
+            self.incarnation.close()
+            self.incarnation = None
+
+    def _start_timed_out(self) -> None:
+        assert self.incarnation is not None
+        limit_s = self._ground.launch.start_timeout_s
+        self._last_error = failure("agent_start_failed", f"{self} was not ready within {limit_s:g} s")
+        self._ground.log.error("worker start timed out", **self._names(), timeout_s=limit_s)
+        self.incarnation.kill()
+
+    def _forget_start_timer(self) -> None:
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+            self._start_timer = None
+
+    # Life
+
+    def received(self, message: Any) -> None:
+        """Take a message of the living incarnation."""
+        if isinstance(message, WorkerReady):
+            self._ready(message)
+        elif isinstance(message, WorkerFailed):
+            self._last_error = message.error
+        else:
+            self._message(message)
+
+    def _ready(self, message: WorkerReady) -> None:
+        incarnation = self.incarnation
+        assert incarnation is not None
+        if self.status == "restarting":
+            return  # it got ready, and died
+        expected = (self.role, incarnation.id, PROTOCOL_VERSION)
+        if self.status == "serving" or (message.role, message.incarnation, message.protocol) != expected:
+            incarnation.refuse("a start that does not fit")
+            return
+        if not incarnation.adopt(message.pid):
+            incarnation.refuse(f"pid {message.pid}, which is no child of ours")
+            return
+        self._forget_start_timer()
+        if self.status == "stopping":
+            return
+        self.status = "serving"
+        self._ground.log.info("worker ready", **self._names(), pid=message.pid, incarnation=incarnation.id)
+        if self.restarter.came_up():
+            self._came_back()
+        self._pump()
+
+    def _look_again(self) -> None:
+        """Pump again soon: the worker takes what it was sent more slowly than more comes."""
+        if self._look_timer is None:
+            self._look_timer = self._reactor.call_later(CONGESTION_LOOK_S, self._looked)
+
+    def _looked(self) -> None:
+        self._look_timer = None
+        self._pump()
+
+    def broken(self, reason: str) -> None:
+        """Note that the worker does not speak our protocol."""
+        self._last_error = failure("protocol_error", f"{self} sent {reason}")
+        self._ground.log.error("protocol error", **self._names(), reason=reason)
+
+    # Death
+
+    def died(self) -> None:
+        """The process is dead and reaped."""
+        self._forget_start_timer()
+        if self.status != "stopping":
+            self.status = "restarting"
+        self._bury(self._buried)
+
+    def _buried(self) -> None:
+        incarnation = self.incarnation
+        assert incarnation is not None
+        incarnation.drain()
+        self.incarnation = None
+        self.last_exit = str(incarnation.exit)
+        if self.status == "stopping":
+            self._finish_stop()
+            return
+        self._ground.log.warning(
+            "worker died",
+            **self._names(),
+            pid=incarnation.pid,
+            exit=self.last_exit,
+            error=self._last_error.message if self._last_error else None,
+        )
+        counts = self._judge(incarnation)
+        if self.status == "restarting":  # the listener may have stopped us meanwhile
+            self._count_and_restart(counts)
+
+    def _count_and_restart(self, counts: bool) -> None:
+        if self.status == "stopping":
+            self._finish_stop()
+        elif self._giving_up or (counts and self.restarter.count()):
+            self._give_up()
+        elif counts:
+            self.status = "restarting"
+            self.restarter.restart()
+        else:
+            self.restarter.restart_now()
+
+    def _give_up(self) -> None:
+        self._giving_up = False
+        self.status = "failed"
+        cause = self._last_error or failure("node_crashed", f"{self} ended with {self.last_exit}")
+        error = failure(
+            "agent_crashed" if self.node is None else "node_unavailable",
+            f"{self} does not stay up: {cause.message}",
+            hint=cause.hint or "it is tried again later; see the daemon's log for what ended it",
+            agent=self.agent,
+            node=self.node,
+            last_exit=self.last_exit,
+            cause={"code": cause.code, "message": cause.message},
+        )
+        self.restarter.give_up()
+        self._gave_up(error)
+
+    # Stop
+
+    def stop(self, stopped: Callback, grace_s: float) -> None:
+        """End the worker for good, within ``grace_s`` seconds; call ``stopped`` when nothing of it lives."""
+        self._stopped.append(stopped)
+        if self.status == "stopped":
+            self._reactor.call_soon(self._finish_stop)
+        elif self.status == "stopping":
+            self._end(grace_s)
+        else:
+            withdrawn = self.status == "starting" and self.forks.withdraw(self)
+            self.status = "stopping"
+            self.restarter.cancel()
+            if withdrawn or self.incarnation is None:
+                self._reactor.call_soon(self._finish_stop)
+            else:
+                self._end(grace_s)
+
+    def _end(self, grace_s: float) -> None:
+        if self.incarnation is None:
+            return
+        if grace_s > 0:
+            self.incarnation.stop(grace_s)
+        else:
+            self.incarnation.kill()
+
+    def _finish_stop(self) -> None:
+        self.status = "stopped"
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        stopped, self._stopped = self._stopped, []
+        for callback in stopped:
+            callback()
+
+    # Description
+
+    def __str__(self) -> str:
+        return f"agent {self.agent!r}" if self.node is None else f"node {self.node!r} of agent {self.agent!r}"
+
+    def _names(self) -> dict[str, str]:
+        return {"agent": self.agent} if self.node is None else {"agent": self.agent, "node": self.node}
+
+    def _crash(self, code: str, exit: Exit | None, what: str) -> ErrorInfo:
+        """Say that ``what`` was cut off by the end of the worker."""
+        return failure(
+            code,
+            f"the worker of {self} ended with {exit} while {what}",
+            interrupted=True,
+            signal=exit.signal if exit else None,
+            exit_code=exit.code if exit else None,
+        )
+
+    def info(self) -> ProcessInfo:
+        """Describe the worker."""
+        incarnation = self.incarnation
+        return ProcessInfo(
+            role=self.role,
+            name=self.agent if self.node is None else f"{self.agent}/{self.node}",
+            pid=(incarnation.pid or 0) if incarnation else 0,
+            status=self.status,
+            incarnation=incarnation.id if incarnation else "",
+            started_at=incarnation.started_at if incarnation else None,
+            restarts=self.restarter.restarts,
+            last_exit=self.last_exit,
+        )

@@ -1,0 +1,230 @@
+"""Thousands of histories of the coordinator with a crash at any record, against what an outside ledger would see.
+
+The ledger notes what bodies and clients can observe: a body started, a body ended, a run was acknowledged. The
+invariants are those of docs/architecture.md, "Invariants".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hayata.ids import parse_execution_id
+from hayata.messages import RetryManifest
+from hayata_supervisor.core import facts as f
+from hayata_supervisor.core.coordinator import Refusal
+from hayata_supervisor.core.facts import TERMINAL
+from hayata_supervisor.core.invocation import TERMINAL_EVENTS
+from tests.support.pure_shell import PureShell, agent, decode, node, raw
+
+NODES = ("plain", "rerun", "retry", "narrow")
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize(on_failure=st.sampled_from(["fail", "policy"]), limit=st.integers(1, 3))
+    def begin(self, on_failure: str, limit: int) -> None:
+        self.shell = PureShell(
+            agent(
+                node("plain"),
+                node("rerun", rerun=3),
+                node("retry", retry=RetryManifest(3, 1.0, 2.0, 8.0, 0.5)),
+                node("narrow", concurrency=1),
+                on_failure=on_failure,
+                max_concurrency=limit,
+                max_steps=8,
+            )
+        )
+        self.names = 0
+        self.acknowledged: dict[str, bytes] = {}
+        self.tokens: list[tuple[str, bytes, object]] = []
+        self.body_started: Counter[tuple[bytes, int]] = Counter()
+        self.granted: Counter[tuple[bytes, int]] = Counter()
+        self.results: dict[str, bytes] = {}
+        self.seen: set[str] = set()
+        self.ended: dict[bytes, str] = {}
+
+    # clients
+
+    @precondition(lambda self: self.names < 6)
+    @rule(session=st.sampled_from([None, "s"]), stream=st.booleans())
+    def run(self, session: str | None, stream: bool) -> None:
+        self.names += 1
+        name = f"i{self.names}"
+        changes = {} if session is None else {"session": session, "own_session": False}
+        try:
+            token = self.shell.run(name, queue=self.names % 2 == 0, stream=stream, **changes)
+        except Refusal:
+            return
+        id = list(self.shell.fresh)[-1]
+        self.tokens.append((name, id, token))
+
+    @precondition(lambda self: self.shell.coordinator.invocations)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(self.shell.coordinator.invocations)))
+        self.shell.do(self.shell.coordinator.cancel(id, "test", None, self.shell.now))
+
+    @rule(data=st.data(), how=st.sampled_from(["result", "error", "retry"]))
+    def reconcile(self, data: st.DataObject, how: str) -> None:
+        uncertain = [
+            (id, task)
+            for id, invocation in self.shell.coordinator.invocations.items()
+            for task in invocation.tasks
+            if task.status == "uncertain"
+        ]
+        if not uncertain:
+            return
+        id, task = data.draw(st.sampled_from(uncertain))
+        update = {"x": raw(1)} if how == "result" else None
+        error = f"{how}" if how == "error" else None
+        fact = f.Reconciled(
+            task.step, task.attempt, task.node, "me", "r", update, {},
+            None if error is None else _error(error),
+        )  # fmt: skip
+        if how == "retry":
+            self.granted[id, task.step] += 1
+        self.shell.do(self.shell.coordinator.reconcile(id, fact, self.shell.now))
+
+    # the policy
+
+    @precondition(lambda self: self.shell.asked)
+    @rule(names=st.lists(st.sampled_from(NODES), min_size=1, max_size=3, unique=True), parallel=st.booleans())
+    def decide_next(self, names: list[str], parallel: bool) -> None:
+        self.shell.decide(names if parallel else names[0])
+
+    @precondition(lambda self: self.shell.asked)
+    @rule(fail=st.booleans())
+    def decide_end(self, fail: bool) -> None:
+        self.shell.decide(None, fail=fail)
+
+    # workers
+
+    @precondition(lambda self: self.shell.dispatched)
+    @rule(data=st.data(), outcome=st.sampled_from(["complete", "complete", "fail", "retryable", "interrupt"]))
+    def report(self, data: st.DataObject, outcome: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
+        match outcome:
+            case "complete":
+                self.shell.complete(name, x=len(self.seen))
+            case "fail":
+                self.shell.fail(name)
+            case "retryable":
+                self.shell.fail(name, retryable=True)
+            case "interrupt":
+                self.shell.interrupt(name)
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def report_again(self, data: st.DataObject) -> None:
+        """A message that comes twice, or late, changes nothing."""
+        name = data.draw(st.sampled_from(sorted(self.seen)))
+        if name not in self.shell.dispatched:
+            before = len(self.shell.unsaved)
+            self.shell.complete(name, x="late")
+            assert len(self.shell.unsaved) == before
+
+    # time, disk, power
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]))
+    def wait(self, seconds: float) -> None:
+        self.shell.advance(seconds)
+
+    @rule(count=st.sampled_from([1, 2, None]))
+    def save(self, count: int | None) -> None:
+        self.shell.save(count)
+
+    @rule()
+    def crash(self) -> None:
+        self.shell.reopen()
+        self.tokens = [each for each in self.tokens if each[2].answers]  # type: ignore[attr-defined]
+
+    # what must hold
+
+    @invariant()
+    def check(self) -> None:
+        shell = self.shell
+        for name, id, token in self.tokens:
+            if token.answers:  # type: ignore[attr-defined]
+                self.acknowledged[name] = id
+        for name in list(shell.dispatched):
+            if name not in self.seen:
+                self._body_starts(name)
+        for id in self.acknowledged.values():
+            assert shell.journals.get(id), "an acknowledged run is durable"
+        for name, slots in shell.coordinator.slots.items():
+            assert 0 <= slots.busy <= slots.manifest.concurrency, name
+        assert shell.coordinator.admission.running >= 0
+        for id in shell.journals:
+            self._check_journal(id)
+
+    def _body_starts(self, name: str) -> None:
+        execution = parse_execution_id(name)
+        assert execution is not None
+        marks = [fact for fact in self.shell.facts(execution.invocation) if isinstance(fact, f.Marked)]
+        assert any((mark.step, mark.attempt) == (execution.step, execution.attempt) for mark in marks), (
+            "the mark is durable before the body's first instruction"
+        )
+        self.seen.add(name)
+        self.body_started[execution.invocation, execution.step] += 1
+        kind = self.shell.nodes[name]
+        bound = {"plain": 1, "narrow": 1, "rerun": 3, "retry": 3}[kind]
+        granted = self.granted[execution.invocation, execution.step]
+        assert self.body_started[execution.invocation, execution.step] <= bound + granted
+
+    def _check_journal(self, id: bytes) -> None:
+        facts = self.shell.facts(id)
+        completed = [(fact.step) for fact in facts if isinstance(fact, f.Completed)]
+        assert len(completed) == len(set(completed)), "no task completes twice"
+        restored = self.shell.restored(id)
+        if restored.status in TERMINAL:
+            assert self.ended.setdefault(id, restored.status) == restored.status, "a terminal status never changes"
+        assert id not in self.ended or restored.status == self.ended[id]
+        told = [sequence for sequence, _ in self.shell.events.get(id, [])]
+        assert told == sorted(set(told)), "event numbers rise and never repeat"
+        ends = [kind for _, kind in self.shell.events.get(id, []) if kind in TERMINAL_EVENTS]
+        assert len(ends) <= 1
+        assert not ends or self.shell.events[id][-1][1] in TERMINAL_EVENTS
+
+    def teardown(self) -> None:
+        """When the faults stop, everything ends, rests or is in line behind what rests."""
+        if not hasattr(self, "shell"):
+            return
+        shell = self.shell
+        for _ in range(500):
+            shell.save()
+            if shell.asked:
+                shell.decide(None)
+            elif shell.dispatched:
+                shell.complete(sorted(shell.dispatched)[0])
+            elif shell.coordinator.next_due() is not None:
+                shell.advance(20)
+            else:
+                break
+        self.check()
+        rests = {each.session for each in shell.coordinator.invocations.values() if each.status == "uncertain"}
+        for invocation in shell.coordinator.invocations.values():
+            queued_behind = invocation.status == "queued" and invocation.session in rests
+            assert invocation.status == "uncertain" or queued_behind, (invocation.name, invocation.status)
+            live = decode(_encode(shell.restored(invocation.id)))
+            assert live[15] == decode(_encode(invocation))[15], "what is live is what is durable"
+
+
+def _error(text: str):
+    from hayata.messages import ErrorInfo
+
+    return ErrorInfo("reconciled", text)
+
+
+def _encode(invocation: object) -> bytes:
+    import msgspec
+
+    return msgspec.msgpack.encode(invocation)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
