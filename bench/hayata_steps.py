@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import hayata
 from bench.app import agent, work
@@ -47,19 +45,12 @@ def run(todo: Work) -> Outcome:
             for invocation in running:
                 _finish(invocation, INVOCATION_STEPS)
             concurrent_s = time.perf_counter() - begin
-    return outcome(todo, f"Hayata {_version()}, LMDB", stamps, sequential_s, concurrent_s)
+    return outcome(todo, f"Hayata {hayata.__version__}, LMDB", stamps, sequential_s, concurrent_s)
 
 
-def _finish(invocation: Any, steps: int) -> None:
+def _finish(invocation: hayata.Invocation, steps: int) -> None:
     done = invocation.result(timeout=_TIMEOUT_S)
     require(done == steps, f"Hayata ran {done} of {steps} steps")
-
-
-def _version() -> str:
-    try:
-        return version("hayata")
-    except PackageNotFoundError:  # run from the sources
-        return "(sources)"
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import signal
 import statistics
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import hayata
 from bench.app import agent, work
@@ -40,7 +40,7 @@ ACCEPTS = Measure("supervisor killed → the new one answers", 1000)
 SUPERVISOR_SERVES = Measure("supervisor killed → a new invocation has its result", None)
 
 
-def kill_node(runtime: Any) -> dict[Measure, float]:
+def kill_node(runtime: hayata.Client) -> dict[Measure, float]:
     """Kill the node worker; returns milliseconds."""
     node = _only(runtime.tree(), "node")
     with Deaths(edge.pid for edge in node.children) as deaths:
@@ -53,7 +53,7 @@ def kill_node(runtime: Any) -> dict[Measure, float]:
     }
 
 
-def kill_supervisor(runtime: Any) -> dict[Measure, float]:
+def kill_supervisor(runtime: hayata.Client) -> dict[Measure, float]:
     """Kill the supervisor; returns milliseconds."""
     supervisor = _only(runtime.tree(), "supervisor")
     below = [process.pid for process in walk(supervisor) if process.pid != supervisor.pid]
@@ -90,7 +90,7 @@ def _kill(process: Process) -> float:
     return begin_s
 
 
-def _one_step(runtime: Any) -> None:
+def _one_step(runtime: hayata.Client) -> None:
     done = runtime.run("bench", work(1)).result(timeout=_TIMEOUT_S)
     require(done == 1, f"an invocation of one step gave {done!r}")
 

@@ -1,4 +1,4 @@
-"""Functions that authors give us: finding them by name, and what can be said about them without calling them."""
+"""Functions that authors give us: finding them by name, and what can be said of them without a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resolve(reference: str) -> Any:
         raise ValueError(f"{reference!r} is not of the form 'pkg.mod:function'")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # broad: importing runs users' code
+    except Exception as error:
         raise ValueError(f"{reference!r} can't be imported: {type(error).__name__}: {error}") from error
     for part in name.split("."):
         try:
@@ -33,7 +33,9 @@ def resolve(reference: str) -> Any:
 
 
 def is_coroutine_function(fn: Any) -> bool:
-    """Whether a call gives a coroutine; also of a partial, a bound method or an object with ``async def __call__``."""
+    """Whether a call gives a coroutine; also of a partial, a bound method or an object with ``async def
+    __call__``.
+    """
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
@@ -53,7 +55,9 @@ def name_of(fn: Any) -> str | None:
 
 
 def arguments_problem(fn: Callable[..., Any], least: int, most: int) -> str | None:
-    """Why ``fn`` can't be called with ``least`` to ``most`` positional arguments; None if it can with some number."""
+    """Why ``fn`` can't be called with ``least`` to ``most`` positional arguments; None if it can with some
+    number.
+    """
     counted = _positional(fn)
     if counted is None:
         return None
@@ -62,7 +66,13 @@ def arguments_problem(fn: Callable[..., Any], least: int, most: int) -> str | No
         return f"needs the keyword argument {keywords[0]!r}"
     if required > most or possible < least:
         wanted = str(most) if least == most else f"{least} or {most}"
-        takes = str(possible) if required == possible else f"at least {required}" if possible > 99 else f"{required} to {possible}"
+        takes = (
+            str(possible)
+            if required == possible
+            else f"at least {required}"
+            if possible > 99
+            else f"{required} to {possible}"
+        )
         return f"takes {takes} positional arguments, must take {wanted}"
     return None
 
@@ -70,17 +80,17 @@ def arguments_problem(fn: Callable[..., Any], least: int, most: int) -> str | No
 def takes_context(fn: Callable[..., Any]) -> bool:
     """Whether a node function is of the form ``fn(state, ctx)``.
 
-    A second parameter with a default is a context only if it is called or annotated so: ``lambda state, i=i: …`` is
-    how Python programmers keep a loop variable.
+    A second parameter with a default is a context only if it is called or annotated so: ``lambda state, i=i:
+    …`` is how Python programmers keep a loop variable.
     """
     counted = _positional(fn)
     if counted is None:
         return True
     required, possible, _ = counted
-    if required != 1 or possible < 2:
-        return required == 2 or possible > 99
+    if required == 2 or possible < 2:
+        return required == 2
     parameters = list(inspect.signature(fn).parameters.values())
-    if len(parameters) < 2 or parameters[1].kind is inspect.Parameter.VAR_POSITIONAL:
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters[:2]):
         return True
     second = parameters[1]
     annotation = getattr(second.annotation, "__name__", None) or str(second.annotation)
@@ -88,7 +98,9 @@ def takes_context(fn: Callable[..., Any]) -> bool:
 
 
 def _positional(fn: Callable[..., Any]) -> tuple[int, int, list[str]] | None:
-    """How many positional parameters are required and possible, and which keywords are required; None: can't tell."""
+    """How many positional parameters are required and possible, and which keywords are required; None: can't
+    tell.
+    """
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
-    from typing_extensions import TypeVar  # not typing's: a default lets `Context` stand alone under mypy --strict
+    from typing_extensions import (
+        TypeVar,
+    )  # not typing's: a default lets `Context` stand alone under mypy --strict
 
     Deps = TypeVar("Deps", default=Any)
     State = TypeVar("State", default=Any)
@@ -34,7 +36,9 @@ class _ReadOnly:
         raise AttributeError(f"{type(self).__name__}.{name} is read-only")
 
     def __repr__(self) -> str:
-        names = [name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ()) if name[0] != "_"]
+        names = [
+            name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ()) if name[0] != "_"
+        ]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
@@ -87,7 +91,7 @@ class _TaskContext(_ReadOnly, Generic[Deps]):
                 agent_id=self.agent_id,
                 invocation_id=self.invocation_id,
                 execution_id=self.execution_id,
-                node=self.node,
+                node_id=self.node,
                 attempt=self.attempt,
             )
             object.__setattr__(self, "_log", log)
@@ -150,7 +154,9 @@ class PolicyContext(_ReadOnly, Generic[State]):
     """Executions scheduled so far; 0 at the start."""
     max_steps: int
     parallel_results: list[dict[str, Any]] | None
-    """The updates of the last parallel transition in the order asked for; None before one and after the next `Next`."""
+    """The updates of the last parallel transition in the order asked for; None before one and after the next
+    `Next`.
+    """
     last: str | tuple[str, ...] | None
     """What completed last: a name, the names of a parallel transition, or None at the start."""
     failure: Any

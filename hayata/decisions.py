@@ -18,9 +18,9 @@ class Next:
     """Run one node, or several in parallel.
 
     Attributes:
-        nodes: One node; or a list of distinct nodes, which is a parallel transition also when it names only one.
-            Branches get the same input and state; their updates are not merged but collected, in this order, as
-            ``parallel_results``.
+        nodes: One node; or a list of distinct nodes, which is a parallel transition also when it names only
+            one. Branches get the same input and state; their updates are not merged but collected, in this
+            order, as ``parallel_results``.
         input: What the nodes get as ``ctx.input``.
     """
 
@@ -37,7 +37,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the invocation as failed, code ``policy_failed``; ``reason`` is any storable value, in ``details.reason``."""
+    """End the invocation as failed, code ``policy_failed``; ``reason`` is any storable value, in
+    ``details.reason``.
+    """
 
     reason: Any = None
 

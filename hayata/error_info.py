@@ -1,7 +1,7 @@
 """Errors ↔ data. What travels and is stored is type name, message and text, never an exception object.
 
-So any class of exception arrives: one whose constructor needs keyword arguments, one whose ``__str__`` raises, one
-that only the worker can import.
+So any class of exception arrives: one whose constructor needs keyword arguments, one whose ``__str__``
+raises, one that only the worker can import.
 """
 
 from __future__ import annotations
@@ -38,16 +38,20 @@ def error_from(info: ErrorInfo) -> HayataError:
         details = decode(info.details)
     except HayataError:
         details = {}
-    return error_for(info.code, info.message, details=details if isinstance(details, dict) else {}, hint=info.hint)
+    return error_for(
+        info.code, info.message, details=details if isinstance(details, dict) else {}, hint=info.hint
+    )
 
 
 def exception_info(code: str, error: BaseException) -> ErrorInfo:
-    """Describe any exception: details ``type`` (the class's name), ``message`` and ``traceback`` (text). Never raises."""
+    """Describe any exception: details ``type`` (the class's name), ``message`` and ``traceback`` (text).
+    Never raises.
+    """
     return error_info(exception_error(code, error))
 
 
 def exception_error(code: str, error: BaseException, hint: str = "") -> HayataError:
-    """Like `exception_info`, as an error to raise. Frames of this package above the user's code are left out."""
+    """Like `exception_info`, as an error to raise. Our own frames above the user's code are left out."""
     name = type(error).__name__
     message = _text(error, MAX_MESSAGE)
     return error_for(
@@ -62,7 +66,7 @@ def traceback_text(error: BaseException) -> str:
     """The traceback as Python would print it, from the first frame of the user's code."""
     try:
         lines = traceback.format_exception(type(error), error, _users_part(error.__traceback__))
-    except Exception:  # broad: formatting calls the exception's own methods
+    except Exception:  # noqa: BLE001 - formatting calls the exception's own methods
         lines = [*traceback.format_tb(error.__traceback__), f"{type(error).__name__}\n"]
     text = "".join(lines)
     if len(text) > MAX_TRACEBACK:
@@ -102,7 +106,7 @@ def _text(value: object, limit: int) -> str:
     """``str(value)`` without lone surrogates, not too long, whatever ``__str__`` does."""
     try:
         text = value if type(value) is str else str(value)
-    except Exception:  # broad: a user's __str__
+    except Exception:  # noqa: BLE001 - a user's __str__
         text = f"<{type(value).__name__} that can't be printed>"
     text = str.__str__(text).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,7 +1,7 @@
 """The msgpack extension types: what keeps a tuple, a set or a moment from coming back as something else.
 
-Each payload is itself msgpack and needs nothing from outside, so that the supervisor can move values around without
-reading them. The codes are part of the stored format: never reuse one.
+Each payload is itself msgpack and needs nothing from outside, so that the supervisor can move values around
+without reading them. The codes are part of the stored format: never reuse one.
 
 | code | type | payload |
 |---|---|---|
@@ -38,7 +38,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------------------------------------- writing
 
 
 def pack_tuple(elements: list[Any]) -> Ext:
@@ -47,7 +47,9 @@ def pack_tuple(elements: list[Any]) -> Ext:
 
 
 def pack_set(elements: Iterable[Any], code: int) -> Ext:
-    """``elements`` are lowered. Equal sets give equal bytes, whatever the hash seed: inputs are compared by digest."""
+    """``elements`` are lowered. Equal sets give equal bytes, whatever the hash seed: inputs are compared by
+    digest.
+    """
     encoded = sorted(map(_encode, elements))
     return Ext(code, _encode([msgspec.Raw(element) for element in encoded]))
 
@@ -66,7 +68,15 @@ def pack_datetime(value: datetime) -> Ext:
     """
     zone = value.tzinfo
     base = datetime(
-        value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, zone, fold=value.fold
+        value.year,
+        value.month,
+        value.day,
+        value.hour,
+        value.minute,
+        value.second,
+        value.microsecond,
+        zone,
+        fold=value.fold,
     )
     if type(value) is not datetime and base != value:
         raise ValueError(f"a {type(value).__name__} that is more precise than a datetime")
@@ -111,7 +121,8 @@ def pack_uuid(value: UUID) -> Ext:
 
 
 def _zone_parts(zone: tzinfo, offset: timedelta | None) -> list[Any]:
-    """Describe a zone: a fixed offset with its name, a ZoneInfo by its key, any other zone by its offset of the moment.
+    """Describe a zone: a fixed offset with its name, a ZoneInfo by its key, any other zone by its offset of
+    the moment.
 
     Raises:
         ValueError: The zone can't be described.
@@ -127,12 +138,14 @@ def _zone_parts(zone: tzinfo, offset: timedelta | None) -> list[Any]:
 
 
 def _init_args(zone: timezone) -> tuple[Any, ...]:
-    """What the zone was made with: the only public-ish way to tell a given name from a derived one (pickle's)."""
+    """What the zone was made with: the only public-ish way to tell a given name from a derived one
+    (pickle's).
+    """
     args: tuple[Any, ...] = zone.__getinitargs__()  # type: ignore[attr-defined]
     return args
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------------------------------- reading
 
 
 def unpacker(decode: Callable[[Any], Any]) -> Callable[[int, memoryview], Any]:
@@ -153,13 +166,19 @@ def unpacker(decode: Callable[[Any], Any]) -> Callable[[int, memoryview], Any]:
     return unpack
 
 
+def _read_naive(parts: list[Any]) -> datetime:
+    year, month, day, hour, minute, second, microsecond, fold = parts[:8]
+    return datetime(year, month, day, hour, minute, second, microsecond, fold=fold)
+
+
 def _read_aware(parts: list[Any]) -> datetime:
-    return datetime(*parts[:7], tzinfo=_read_zone(*parts[8:]), fold=parts[7])
+    return _read_naive(parts).replace(tzinfo=_read_zone(*parts[8:]))
 
 
 def _read_time(parts: list[Any]) -> time:
     zone = _read_zone(*parts[5:]) if len(parts) > 5 else None
-    return time(*parts[:4], tzinfo=zone, fold=parts[4])
+    hour, minute, second, microsecond, fold = parts[:5]
+    return time(hour, minute, second, microsecond, zone, fold=fold)
 
 
 def _read_zone(offset: int | None, name: str | None, key: str | None) -> tzinfo:
@@ -168,16 +187,26 @@ def _read_zone(offset: int | None, name: str | None, key: str | None) -> tzinfo:
 
         try:
             return ZoneInfo(key)
-        except (KeyError, OSError, ValueError):  # this machine's zone data lacks it: the offset still gives the instant
+        except (
+            KeyError,
+            OSError,
+            ValueError,
+        ):  # this machine's zone data lacks it: the offset still gives the instant
             if offset is None:
                 raise
     if offset is None:
         raise ValueError("a zone without an offset")
-    return timezone(timedelta(microseconds=offset)) if name is None else timezone(timedelta(microseconds=offset), name)
+    return (
+        timezone(timedelta(microseconds=offset))
+        if name is None
+        else timezone(timedelta(microseconds=offset), name)
+    )
 
 
 def _read_enum(parts: list[Any]) -> Any:
-    """The member; its plain value when this process has not imported its class. Never imports, calls Enums only."""
+    """The member; its plain value when this process has not imported its class. Never imports, calls Enums
+    only.
+    """
     module_name, qualified_name, value = parts
     found: Any = imported_module(module_name)
     for name in qualified_name.split("."):
@@ -194,7 +223,7 @@ _READERS: dict[int, Callable[[Any], Any]] = {
     TUPLE: tuple,
     SET: set,
     FROZENSET: frozenset,
-    NAIVE: lambda parts: datetime(*parts[:7], fold=parts[7]),
+    NAIVE: _read_naive,
     AWARE: _read_aware,
     DATE: lambda parts: date(*parts),
     TIME: _read_time,

@@ -1,8 +1,9 @@
 """One declared type: does a value fit, what does a node receive, and what of it is stored.
 
 Two engines, chosen when the type is declared. `msgspec.convert` checks TypedDicts, dataclasses, Structs and
-everything made of builtins: it converts containers, never ``"3"`` to ``3``. Pydantic checks pydantic models, by their
-own rules, and the few types that msgspec has no word for (unions of models, types with pydantic's constraints).
+everything made of builtins: it converts containers, never ``"3"`` to ``3``. Pydantic checks pydantic models,
+by their own rules, and the few types that msgspec has no word for (unions of models, types with pydantic's
+constraints).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MAPPINGS = (dict, Mapping, MutableMapping)
 
 
 class Unfit(Exception):
-    """A value isn't of the declared type; ``where`` leads from the value to the culprit, like ``.tags[3]``."""
+    """A value isn't of the declared type; ``where`` leads from it to the culprit, like ``.tags[3]``."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"{where}: {why}" if where else why)
@@ -113,7 +114,10 @@ def bare_type(annotation: Any) -> Any:
             annotation = annotation.__supertype__
         elif type(annotation).__name__ == "TypeAliasType":
             annotation = annotation.__value__
-        elif _is_union(annotation) and len(rest := [a for a in get_args(annotation) if a is not type(None)]) == 1:
+        elif (
+            _is_union(annotation)
+            and len(rest := [a for a in get_args(annotation) if a is not type(None)]) == 1
+        ):
             annotation = rest[0]
         else:
             return annotation
@@ -194,7 +198,8 @@ def dump_model(value: BaseModel, kind: type[BaseModel], *, by_alias: bool = True
     if isinstance(value, RootModel):
         return value.root
     fields = {
-        (alias_of(name, field) if by_alias else name): getattr(value, name) for name, field in kind.model_fields.items()
+        (alias_of(name, field) if by_alias else name): getattr(value, name)
+        for name, field in kind.model_fields.items()
     }
     return {**fields, **(value.__pydantic_extra__ or {})}
 
@@ -224,10 +229,21 @@ def _dump_dataclass(value: Any, kind: type) -> dict[str, Any]:
 
 def _require_exact(value: Any, kind: type) -> None:
     if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} where {kind.__name__} is declared would come back as {kind.__name__}")
+        raise ValueError(
+            f"a {type(value).__name__} where {kind.__name__} is declared would come back as {kind.__name__}"
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------- engines
+# ---------------------------------------------------------------------------------------------------- engines
+
+
+_PYTHONS_WORDS = {
+    "`array`": "`list`",
+    "`object`": "`dict`",
+    "`null`": "`None`",
+    "`array | ": "`list | ",
+    "`object | ": "`dict | ",
+}
 
 
 def _convert(plain: Any, annotation: Any) -> Any:
@@ -235,13 +251,15 @@ def _convert(plain: Any, annotation: Any) -> Any:
         return msgspec.convert(plain, annotation, dec_hook=_custom)
     except msgspec.ValidationError as error:
         why, _, where = str(error).partition(" - at `")
+        for theirs, ours in _PYTHONS_WORDS.items():
+            why = why.replace(theirs, ours)
         raise Unfit(where.rstrip("`").removeprefix("$"), why) from None
     except RecursionError:
         raise Unfit("", "nested too deep") from None
 
 
 def _custom(kind: type, value: Any) -> Any:
-    """msgspec's hook for classes it doesn't know: pydantic models, paths, URLs."""
+    """Msgspec's hook for classes it doesn't know: pydantic models, paths, URLs."""
     try:
         return _validate(_adapter(kind), value, strict=False)
     except Unfit as error:
@@ -256,7 +274,7 @@ def _validate(adapter: TypeAdapter[Any], value: Any, *, strict: bool) -> Any:
         raise Unfit("".join(map(_location, first["loc"])), first["msg"]) from None
     except RecursionError:
         raise Unfit("", "nested too deep") from None
-    except Exception as error:  # broad: a model's validators are users' code
+    except Exception as error:
         raise Unfit("", f"checking it raised {type(error).__name__}: {error}") from error
 
 
@@ -285,7 +303,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(annotation)
-    except Exception as error:  # broad: pydantic's schema errors have no common base
+    except Exception as error:  # noqa: BLE001 - pydantic's schema errors have no common base
         raise TypeError(f"{annotation!r} can't be checked: {str(error).splitlines()[0]}") from None
 
 

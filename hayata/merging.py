@@ -1,7 +1,7 @@
 """How a node's update of a key joins the shared state: names for ``merge=`` and markers for a state's type.
 
-    class State(TypedDict):
-        messages: Annotated[list[Message], Extend]
+class State(TypedDict):
+    messages: Annotated[list[Message], Extend]
 """
 
 from __future__ import annotations

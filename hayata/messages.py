@@ -473,7 +473,7 @@ class Reconcile(_Named, frozen=True, tag="reconcile"):
     task_id: str
     request_id: str
     by: str
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # msgspec decodes `Raw | None` as None alone
     error: str | None = None
     retry: bool = False
 
@@ -556,7 +556,7 @@ class InvocationInfo(_Named, frozen=True, tag="invocation"):
     step: int = 0
     started_at: float | None = None
     ended_at: float | None = None
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # msgspec decodes `Raw | None` as None alone
     error: ErrorInfo | None = None
     restarted_from: str | None = None
 

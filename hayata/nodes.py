@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Literal, Never, TypeAlias, overload
+
+from pydantic import InstanceOf
 
 from hayata.callables import (
     arguments_problem,
@@ -33,7 +35,8 @@ class Node:
         name: Name of the node; by default the function's, or the key under which the agent has it.
         input: Type of ``ctx.input``; what doesn't fit is ``invalid_node_input``.
         output: Type that each update must fit, a mapping type; extra keys are fine.
-        concurrency: Most tasks at once; by default 4 or the number of cores, whichever is less; 64 for a coroutine.
+        concurrency: Most tasks at once; by default 4 or the number of cores, whichever is less; 64 for a
+            coroutine.
         execution_timeout: Seconds for one execution, instead of the agent's.
         retry: For bodies that ended with a failure.
         interrupted: For bodies that were cut off: ``"uncertain"``, never run again by itself; or `Rerun`.
@@ -124,8 +127,8 @@ class _NodeFields(Fields):
     name: Name | None
     concurrency: Count | None
     execution_timeout: Seconds | None
-    retry: Retry | None
-    interrupted: Literal["uncertain"] | Rerun
+    retry: InstanceOf[Retry] | None
+    interrupted: Literal["uncertain"] | InstanceOf[Rerun]
     isolation: Literal["warm", "fresh"]
     max_tasks: Count
     memory_limit: Count | None
@@ -157,7 +160,7 @@ def node(
 
 
 def node(fn: NodeFunction | None = None, /, **options: Any) -> Node | Callable[[NodeFunction], Node]:
-    """Make a `Node` of the function below it: ``@node`` or ``@node(concurrency=2)``; options as for `Node`."""
+    """Make a `Node` of the function below: ``@node`` or ``@node(concurrency=2)``, options as for `Node`."""
     if fn is not None:
         return Node(fn, **options)
     return lambda decorated: Node(decorated, **options)
@@ -195,7 +198,7 @@ def _function(fn: Any, problems: Problems) -> Any:
             fn = resolve(fn)
         except ValueError as error:
             problems.add("fn", str(error))
-            return _unresolved
+            return None
     if isinstance(fn, Node):
         fn = fn.fn
     if not callable(fn) or isinstance(fn, type):
@@ -207,8 +210,3 @@ def _function(fn: Any, problems: Problems) -> Any:
         if problem:
             problems.add("fn", f"{problem}: (state) or (state, ctx)")
     return fn
-
-
-def _unresolved(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Stands for a function that could not be found; the definition is refused."""
-    raise AssertionError("a refused node was called")

@@ -63,8 +63,8 @@ class Problems:
         """Raise if there is a problem.
 
         Raises:
-            DefinitionError: ``invalid_definition``, or ``duplicate_nodes`` when that is the only kind of problem;
-                details ``problems``: a list of ``path`` and ``message``.
+            DefinitionError: ``invalid_definition``, or ``duplicate_nodes`` when that is the only kind of
+                problem; details ``problems``: a list of ``path`` and ``message``.
         """
         if not self._found:
             return

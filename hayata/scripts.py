@@ -1,8 +1,8 @@
 """The name that a script's module has in the workers.
 
-A script that a person runs is ``__main__`` there and can't be ``__main__`` in a worker, or its ``if __name__ ==
-"__main__"`` block would run. It is imported under a name derived from its path, so that every process derives the
-same one, and an Enum of the script that travels is found again on both sides.
+A script that a person runs is ``__main__`` there and can't be ``__main__`` in a worker, or its ``if __name__
+== "__main__"`` block would run. It is imported under a name derived from its path, so that every process
+derives the same one, and an Enum of the script that travels is found again on both sides.
 
 Source: ``multiprocessing``, which calls it ``__mp_main__``.
 """
@@ -26,7 +26,9 @@ def script_module_name(path: str) -> str:
 
 
 def portable_module_name(name: str) -> str:
-    """The name under which other processes know module ``name``: it differs for a script that is ``__main__``."""
+    """The name under which other processes know module ``name``: it differs for a script that is
+    ``__main__``.
+    """
     if name == "__main__":
         path = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(path, str):

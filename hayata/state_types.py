@@ -1,7 +1,7 @@
 """The shared state's type: what fits it, what of it is stored, and what a node function receives.
 
-Updates are checked key by key, as they arrive from one node and don't hold the whole state. A value in its declared
-form (a pydantic model in a TypedDict, say) is stored as builtins and built again for each node.
+Updates are checked key by key, as they arrive from one node and don't hold the whole state. A value in its
+declared form (a pydantic model in a TypedDict, say) is stored as builtins and built again for each node.
 """
 
 from __future__ import annotations
@@ -68,11 +68,17 @@ class StateType:
                     checked, pydantic_rules=pydantic_rules, strict=bool(config.get("strict"))
                 )
                 if self.merge.get(key) == "append":
-                    self._elements[key] = FieldType(element_type(annotation) or Any, pydantic_rules=pydantic_rules)
+                    self._elements[key] = FieldType(
+                        element_type(annotation) or Any, pydantic_rules=pydantic_rules
+                    )
             except TypeError as error:
                 problems.add(f"state_type.{key}", str(error))
 
-    # ------------------------------------------------------------------------------------------------- for users' code
+    def has_key(self, key: str) -> bool:
+        """Whether the state may have this key."""
+        return self._open or key in self._fields
+
+    # ---------------------------------------------------------------------------------------- for users' code
 
     def build(self, state: dict[str, Any]) -> Any:
         """Make what nodes and the policy get.
@@ -92,7 +98,7 @@ class StateType:
             return typed
         try:
             return self._kind(**typed)
-        except Exception as error:  # broad: __post_init__ is users' code
+        except Exception as error:
             raise _invalid("state", f"{type(error).__name__}: {error}") from error
 
     def as_mapping(self, typed: Any) -> dict[str, Any]:
@@ -128,7 +134,7 @@ class StateType:
         except Unfit as error:
             raise _invalid(f"state{error.where}", error.why) from None
 
-    # ----------------------------------------------------------------------------------------------- from users' code
+    # --------------------------------------------------------------------------------------- from users' code
 
     def check_update(self, update: Mapping[Any, Any]) -> Update:
         """Check what a node returned and encode it.
@@ -153,7 +159,8 @@ class StateType:
     def initial(self, state: Any, problems: Problems) -> Update:
         """Check and encode an agent's initial state: a mapping, or an instance of the state's type.
 
-        A model is built once and stored in full, defaults included, so that ``add`` and ``extend`` begin with them.
+        A model is built once and stored in full, defaults included, so that ``add`` and ``extend`` begin with
+        them.
         """
         if self._kind is not None and type(state) is self._kind:
             state = self.as_mapping(state)
@@ -221,7 +228,7 @@ def _annotations(kind: Any, problems: Problems) -> dict[str, Any]:
         if is_typed_dict(kind):
             return get_type_hints(kind, include_extras=True)
         hints = get_type_hints(kind, include_extras=True) if isinstance(kind, type) else {}
-    except Exception as error:  # broad: annotations are users' code
+    except Exception as error:  # noqa: BLE001 - annotations are users' code
         problems.add("state_type", f"its annotations can't be read: {error}")
         return {}
     if isinstance(kind, type) and hasattr(kind, "__struct_fields__"):

@@ -1,4 +1,6 @@
-"""What happens after something went wrong: retries of bodies that ended, reruns of bodies cut off, restarts of workers."""
+"""What happens after something went wrong: retries of bodies that ended, reruns of bodies cut off, restarts
+of workers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Backoff:
 
     def __post_init__(self) -> None:
         problems = Problems()
-        problems.check(_BackoffFields, {"initial": self.initial, "factor": self.factor, "maximum": self.maximum})
+        problems.check(
+            _BackoffFields, {"initial": self.initial, "factor": self.factor, "maximum": self.maximum}
+        )
         problems.raise_any("Backoff")
 
 
@@ -50,8 +54,8 @@ class Retry:
         max_attempts: All attempts, the first included.
         backoff: Pause before the second attempt in seconds, doubled for each further one; or a `Backoff`.
         jitter: Each pause is made longer or shorter by up to this share of it, 0 to 1.
-        on: Which failures: an exception class, a tuple of them, or a function of the exception. What the body returns
-            and can't be stored counts as a `HayataError`.
+        on: Which failures: an exception class, a tuple of them, or a function of the exception. What the body
+            returns and can't be stored counts as a `HayataError`.
 
     Raises:
         DefinitionError: ``invalid_definition``.
@@ -126,7 +130,8 @@ class Supervision:
         strategy: ``one_for_one``: a worker that dies is restarted alone.
         intensity: More restarts than this within ``period`` give the worker up for a while.
         period: Seconds.
-        backoff: Pause before the second restart in a row, doubled for each further one; or a `Backoff` with factor 2.
+        backoff: Pause before the second restart in a row, doubled for each further one; or a `Backoff` with
+            factor 2.
 
     Raises:
         DefinitionError: ``invalid_definition``.
@@ -142,7 +147,11 @@ class Supervision:
 
     def __post_init__(self) -> None:
         problems = Problems()
-        values: dict[str, Any] = {"strategy": self.strategy, "intensity": self.intensity, "period": self.period}
+        values: dict[str, Any] = {
+            "strategy": self.strategy,
+            "intensity": self.intensity,
+            "period": self.period,
+        }
         problems.check(_SupervisionFields, values)
         if not isinstance(self.backoff, Backoff):
             problems.check(_BackoffOnly, {"backoff": self.backoff})

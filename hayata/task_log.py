@@ -1,4 +1,5 @@
-"""``ctx.log``: structlog in front, the stdlib logger ``hayata.task`` behind, so that one place decides where lines go.
+"""``ctx.log``: structlog in front, the stdlib logger ``hayata.task`` behind, so that one place decides where
+lines go.
 
 A record carries the event as its message and everything else as the mapping ``record.hayata_fields``.
 """
@@ -18,13 +19,17 @@ _KWARGS = ("exc_info", "stack_info", "stacklevel")
 
 
 def task_logger(**ids: Any) -> BoundLogger:
-    """Make a logger bound to a task's ids. Its level is INFO unless the app has set one on ``hayata.task``."""
+    """Make a logger bound to a task's ids. Its level is INFO, unless the app has set one for it."""
     logger = logging.getLogger(LOGGER_NAME)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
     wrapped: BoundLogger = structlog.wrap_logger(
         logger,
-        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.PositionalArgumentsFormatter(), _to_logging],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            _to_logging,
+        ],
         wrapper_class=BoundLogger,
         context_class=dict,
         cache_logger_on_first_use=True,
@@ -33,8 +38,9 @@ def task_logger(**ids: Any) -> BoundLogger:
 
 
 def _to_logging(_: Any, __: str, event: EventDict) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Not structlog's own ``render_to_log_kwargs``: its fields become attributes of the record, and a field called
-    ``name`` or ``message`` makes logging raise."""
+    """Not structlog's own ``render_to_log_kwargs``: its fields become attributes of the record, and a field
+    called ``name`` or ``message`` makes logging raise.
+    """
     message = event.pop("event", "")
     kwargs = {name: event.pop(name) for name in _KWARGS if name in event}
     return (message,), {**kwargs, "extra": {"hayata_fields": dict(event)}}

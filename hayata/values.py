@@ -1,13 +1,14 @@
 """Round-trip encoding of users' values: what goes into the store comes out equal and of the same type.
 
-Stored: None, bool, int (64 bits: -2**63 … 2**64-1), float (NaN and infinities too), str, bytes, list, dict with keys of
-these scalar types, tuple, set, frozenset, datetime, date, time, timedelta, Decimal, UUID and Enum members. Anything
-else is refused at the moment of writing, with the path of the culprit: `state.customer.tags[3]`.
+Stored: None, bool, int (64 bits: -2**63 … 2**64-1), float (NaN and infinities too), str, bytes, list, dict
+with keys of these scalar types, tuple, set, frozenset, datetime, date, time, timedelta, Decimal, UUID and
+Enum members. Anything else is refused at the moment of writing, with the path of the culprit:
+`state.customer.tags[3]`.
 
 Deliberately not kept: an instance of a *subclass* comes back as the plain type it equals (defaultdict → dict,
-namedtuple → tuple, numpy.float64 → float), a bytearray as bytes, a read-only view of a mapping as dict. A zone that is
-neither a fixed offset nor a `zoneinfo.ZoneInfo` becomes the offset of the moment. An Enum member comes back as its
-value where its class is not imported.
+namedtuple → tuple, numpy.float64 → float), a bytearray as bytes, a read-only view of a mapping as dict. A
+zone that is neither a fixed offset nor a `zoneinfo.ZoneInfo` becomes the offset of the moment. An Enum member
+comes back as its value where its class is not imported.
 
 The supervisor merges encoded values without decoding them, so that every value is self-contained.
 """
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NoReturn
 from uuid import UUID
@@ -30,12 +32,12 @@ from hayata.errors import HayataError, error_for
 from hayata.messages import Update
 
 MAX_DEPTH = 200
-"""Containers within containers. Far below what the interpreters' stacks allow, so that every process can read it."""
+"""Containers within containers. Far below what interpreters' stacks allow: every process can read it."""
 
 Declared = Mapping[type, Callable[[Any], Any]]
 """Class → what turns its instances into builtins, one level deep (`hayata.state_types`)."""
 
-_ATOMS = frozenset({str, int, float, bool, type(None), bytes})
+_ATOMS: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes})
 _NONE_DECLARED: Declared = {}
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -47,8 +49,8 @@ def encode(value: Any, path: str = "value", declared: Declared = _NONE_DECLARED)
     Args:
         value: See the module's text.
         path: What the value is, for errors.
-        declared: Classes whose instances are allowed, as the builtins they are made of. A dump function that raises
-            ValueError refuses the instance.
+        declared: Classes whose instances are allowed, as the builtins they are made of. A dump function that
+            raises ValueError refuses the instance.
 
     Raises:
         HayataError: ``unserializable_value``; details ``path`` and ``type``.
@@ -61,28 +63,33 @@ def encode(value: Any, path: str = "value", declared: Declared = _NONE_DECLARED)
         raise
     except RecursionError:
         raise _refusal(path, value, "it is nested too deep") from None
-    except Exception as error:  # broad: a user's class may raise anything while it is read
+    except Exception as error:
         if isinstance(error, OverflowError | UnicodeEncodeError):  # some int or str: look for its path
             _Lowering(path, declared, strict=True).lower(value)
         raise _refusal(path, value, f"reading it raised {type(error).__name__}") from error
 
 
 def decode(raw: bytes | bytearray | memoryview | msgspec.Raw) -> Any:
-    """Decode what `encode` made. Safe for bytes from anywhere: it runs no code but that of Enums already imported.
+    """Decode what `encode` made. Safe for bytes from anywhere: it runs no code but that of Enums already
+    imported.
 
     Raises:
         HayataError: ``unserializable_value``: these bytes are not a value.
     """
     try:
         return _decode(raw)
-    except Exception as error:  # broad: constructors of extension types raise whatever they like on hostile bytes
+    except Exception as error:  # noqa: BLE001 - hostile bytes make constructors raise anything
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise error_for(
-            "unserializable_value", f"these bytes are not a value: {reason}", details={"path": "value", "type": "bytes"}
+            "unserializable_value",
+            f"these bytes are not a value: {reason}",
+            details={"path": "value", "type": "bytes"},
         ) from None
 
 
-_decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(ext_hook=ext.unpacker(lambda payload: _decode(payload))).decode
+_decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(
+    ext_hook=ext.unpacker(lambda payload: _decode(payload))
+).decode
 
 
 def encode_mapping(mapping: Mapping[str, Any], path: str, declared: Declared = _NONE_DECLARED) -> Update:
@@ -108,7 +115,9 @@ def decode_mapping(update: Update) -> dict[str, Any]:
 
 
 def _is_plain(value: Any, room: int) -> bool:
-    """Whether msgspec encodes ``value`` as it is without loss. Each container's elements are checked at C speed."""
+    """Whether msgspec encodes ``value`` as it is without loss. Each container's elements are checked at C
+    speed.
+    """
     kind = type(value)
     if kind is dict:
         if not _ATOMS.issuperset(map(type, value)):
@@ -120,11 +129,11 @@ def _is_plain(value: Any, room: int) -> bool:
         return kind in _ATOMS
     if _ATOMS.issuperset(map(type, elements)):
         return True
-    return room > 0 and all([_is_plain(element, room - 1) for element in elements])
+    return room > 0 and all(map(_is_plain, elements, repeat(room - 1)))
 
 
 class _Lowering:
-    """One walk over a value: makes of it what msgspec encodes without loss, and knows the path when it can't."""
+    """One walk over a value: makes of it what msgspec encodes without loss; knows the path when it can't."""
 
     def __init__(self, root: str, declared: Declared, *, strict: bool) -> None:
         self._root = root
@@ -214,7 +223,9 @@ class _Lowering:
         if type(value) is int and not -(1 << 63) <= value < 1 << 64:
             self._refuse(value, "an int of more than 64 bits", "store it as a str or as bytes")
         if type(value) is str and not _is_unicode(value):
-            self._refuse(value, "text with a lone surrogate", "encode it with errors='surrogateescape' and store bytes")
+            self._refuse(
+                value, "text with a lone surrogate", "encode it with errors='surrogateescape' and store bytes"
+            )
 
     def _refuse(self, value: Any, why: str, hint: str = "") -> NoReturn:
         path = self._root + "".join(map(_step, self._steps))
@@ -244,7 +255,7 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], Any]] = {
     bytes: lambda _, value: bytes(memoryview(value)),
 }
 
-STORED_TYPES = (*_ATOMS, *_LOWERINGS)
+STORED_TYPES: tuple[type, ...] = (*_ATOMS, *_LOWERINGS)
 """What may be stored as it is; instances of their subclasses too."""
 
 
@@ -254,7 +265,11 @@ def _why_not(value: Any) -> tuple[str, str]:
     what = f"a {kind.__module__}.{kind.__qualname__}".replace("a builtins.", "a ")
     if hasattr(kind, "get_secret_value"):
         return what, "a secret must not land in the store: read it in the node, or make it part of ctx.deps"
-    if hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__") or hasattr(kind, "model_fields"):
+    if (
+        hasattr(kind, "__struct_fields__")
+        or hasattr(kind, "__dataclass_fields__")
+        or hasattr(kind, "model_fields")
+    ):
         return what, "declare it in the agent's state_type, or return a dict"
     if kind.__module__.partition(".")[0] == "numpy":
         return what, "convert it with .tolist()"
@@ -286,7 +301,7 @@ def _step(key: Any) -> str:
 def _shown(key: Any) -> str:
     try:
         shown = ascii(key)
-    except Exception:  # broad: a user's __repr__
+    except Exception:  # noqa: BLE001 - a user's __repr__
         shown = f"<{type(key).__name__}>"
     return shown if len(shown) <= 60 else shown[:57] + "..."
 

@@ -185,7 +185,7 @@ def outcome(info: m.InvocationInfo) -> Any:
     """The result of an invocation, or its error raised."""
     status = info.status
     if status == "completed":
-        return None if info.result is None else decode(info.result)
+        return decode(info.result) if isinstance(info.result, m.Value) else None
     if status == "failed":
         raise _ended(
             InvocationFailed, info, "node_exception", "it failed, for a reason that was not recorded"

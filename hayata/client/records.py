@@ -194,7 +194,7 @@ def invocation_record(info: m.InvocationInfo) -> InvocationRecord:
         created_at=info.created_at,
         started_at=info.started_at,
         ended_at=info.ended_at,
-        result=None if info.result is None else decode(info.result),
+        result=decode(info.result) if isinstance(info.result, m.Value) else None,
         error=error_of(info.error),
         restarted_from=info.restarted_from,
     )

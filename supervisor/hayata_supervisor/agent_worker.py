@@ -1,4 +1,4 @@
-"""The agent worker: answers what needs the agent's own code but is no node. Decision policies, and checks of updates.
+"""The agent worker: answers what needs the agent's own code but is no node: policies, and checks of updates.
 
 One question at a time, in order, each answer written before the next question is looked at: if a policy never
 returns, the supervisor knows by the missing answer which one it was.
@@ -27,6 +27,7 @@ from hayata.messages import (
     decoder,
     encode,
 )
+from hayata_supervisor import worker_logging
 from hayata_supervisor.process.blocking import BlockingStream
 from hayata_supervisor.process.prologue import flush_standard_streams
 
@@ -40,6 +41,7 @@ _decode = decoder(ToAgent).decode
 
 def run(agent: Agent, incarnation: str, sock: socket.socket, cap_bytes: int) -> None:
     """Answer until told to stop or the supervisor is gone."""
+    worker_logging.install(agent.id)
     stream = BlockingStream(sock, cap_bytes)
     stream.send(encode(WorkerReady("agent", incarnation, os.getpid())))
     while (body := stream.receive()) is not None:

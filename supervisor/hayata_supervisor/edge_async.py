@@ -26,6 +26,7 @@ from hayata.messages import (
     PartialAck,
     RunTask,
     StopWorker,
+    TaskFailed,
     TaskStopped,
     Value,
     WorkerFailed,
@@ -39,7 +40,6 @@ from hayata_supervisor.edge_worker import (
     deadline_of,
     decode,
     encode_result,
-    failed,
     ids_of,
     not_active,
     task_limit,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class OwnSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
-    """Ends a forked child that comes back to the loop: it would run every other task of this loop a second time."""
+    """Ends a forked child that comes back to the loop, where it would run all other tasks again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,9 +100,8 @@ class AsyncEdge(asyncio.Protocol):
         """Enter the lifespan, run tasks, leave it."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self, sock=self._sock)
-        lifespan = calls.node_lifespan(self._agent, self._node.name)
         try:
-            leave = await self._enter(lifespan)
+            leave = await self._enter()
         except BaseException as error:  # noqa: BLE001 - whatever the app's code raises is why we can't start
             traceback.print_exc()
             self._send(encode(WorkerFailed(self._edge, exception_info("node_unavailable", error))))
@@ -116,18 +115,13 @@ class AsyncEdge(asyncio.Protocol):
         await leave()
         await self._written.wait()
 
-    async def _enter(self, lifespan: Any) -> Callable[[], Awaitable[None]]:
+    async def _enter(self) -> Callable[[], Awaitable[Any]]:
+        """Enter the lifespan; return what leaves it."""
+        lifespan: Any = calls.node_lifespan(self._agent, self._node.name)
         if lifespan is None:
             return _nothing
-        if hasattr(lifespan, "__aenter__"):
-            self._deps = await lifespan.__aenter__()
-            return partial(lifespan.__aexit__, None, None, None)
-        self._deps = lifespan.__enter__()
-
-        async def leave() -> None:
-            lifespan.__exit__(None, None, None)
-
-        return leave
+        self._deps = await lifespan.__aenter__()
+        return partial(lifespan.__aexit__, None, None, None)
 
     # the stream
 
@@ -190,18 +184,10 @@ class AsyncEdge(asyncio.Protocol):
         context = contextvars.copy_context()
         context.run(worker_logging.current_task.set, ids_of(task))
         running = asyncio.get_running_loop().create_task(
-            self._body(task, call), name=task.execution_id, context=context
+            call.run_async(), name=task.execution_id, context=context
         )
         self._tasks[task.execution_id] = running
         running.add_done_callback(lambda running: self._ended(task, running))
-
-    async def _body(self, task: RunTask, call: calls.TaskCall) -> Result:
-        try:
-            return await call.run_async()
-        except (SystemExit, KeyboardInterrupt) as error:
-            if not self._belonging.in_process:
-                raise
-            return failed(task, self._edge, error)  # they would end the loop, and with it the neighbours
 
     def _ended(self, task: RunTask, running: asyncio.Task[Result]) -> None:
         del self._tasks[task.execution_id]
@@ -223,11 +209,12 @@ class AsyncEdge(asyncio.Protocol):
     def _result(self, task: RunTask, running: asyncio.Task[Result]) -> Result:
         try:
             return running.result()
-        except BaseException as error:  # noqa: BLE001 - a CancelledError of the body's own making, above all
-            return failed(task, self._edge, error)
+        except asyncio.CancelledError as error:  # of the body's own making: nobody told us to kill it
+            info = exception_info("node_exception", error)
+            return TaskFailed(task.execution_id, self._edge, info, retryable=False)
 
     def _look_behind(self) -> None:
-        """With no task in hand, a child process that the last ones have left is told from one that is in use."""
+        """With no task in hand, a child process can be told to be left over."""
         why = "" if self._surroundings is None else self._surroundings.left_behind()
         if why:
             self._retire(why)
@@ -267,7 +254,8 @@ class Partials:
         """Send one chunk and wait until the supervisor has numbered it.
 
         Raises:
-            HayataError: ``execution_not_active`` when the task is over; what the supervisor says; ``frame_too_large``.
+            HayataError: ``execution_not_active`` when the task is over; what the supervisor says;
+                ``frame_too_large``.
         """
         self._number += 1
         answer = await self._edge.send_partial(self._execution_id, self._number, chunk)

@@ -1,6 +1,7 @@
 """What a task may change in its process and leave changed: put back before the next task runs there.
 
-Also what can't be put back, a living thread or child process: it says that the process should not be used again.
+Also what can't be put back, a living thread or child process: it says that the process should not be used
+again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from contextlib import suppress
 
 from hayata_supervisor.process.pidfd import children_of
 
-# signal.getsignal makes an enum of each answer, ten times the cost of the question; it wraps the plain function.
+# signal.getsignal makes an enum of each answer, ten times the cost of the question; it wraps the plain
+# function.
 _handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -24,8 +26,8 @@ class Surroundings:
     """The process as it is now, after the lifespan was entered: what each task shall find.
 
     Args:
-        threads_matter: Whether a new thread is something left behind. Not where coroutines share the process: there
-            the event loop keeps threads of its own.
+        threads_matter: Whether a new thread is something left behind. Not where coroutines share the process:
+            there the event loop keeps threads of its own.
     """
 
     def __init__(self, *, threads_matter: bool) -> None:

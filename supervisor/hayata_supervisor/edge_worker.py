@@ -1,13 +1,14 @@
 """The edge worker: runs node functions, one at a time. Coroutine nodes have `hayata_supervisor.edge_async`.
 
-It is the process that may die. Between two tasks it is made as it was; where that can't be done it asks its node for
-a successor, before it sends the result, so that no further task is on its way to it.
+It is the process that may die. Between two tasks it is made as it was; where that can't be done it asks its
+node for a successor, before it sends the result, so that no further task is on its way to it.
 """
 
 from __future__ import annotations
 
 import contextvars
 import os
+import resource
 import socket
 import threading
 import traceback
@@ -49,6 +50,9 @@ decode = decoder(ToEdge).decode
 def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
     """Run tasks until told to stop or the node is gone."""
     worker_logging.install(agent.id, node.name)
+    limit = agent.nodes[node.name].memory_limit
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     if node.is_async:
         from hayata_supervisor import edge_async  # loaded by the forkserver, if the app has coroutine nodes
 
@@ -58,7 +62,7 @@ def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_by
 
 
 def task_limit(node: NodeManifest) -> int:
-    """How many tasks one edge runs. Spread by a tenth, or edges started together would all be replaced together."""
+    """How many tasks one edge runs. Spread, or edges started together would all end together."""
     if node.fresh:
         return 1
     return max(1, node.max_tasks - int.from_bytes(os.urandom(4), "big") % (node.max_tasks // 10 + 1))
@@ -72,11 +76,6 @@ def ids_of(task: RunTask) -> dict[str, Any]:
 def deadline_of(task: RunTask) -> float | None:
     """The deadline in monotonic seconds, as the task's code sees it."""
     return None if task.timeout_s is None else clock.monotonic() + task.timeout_s
-
-
-def failed(task: RunTask, edge: str, error: BaseException) -> TaskFailed:
-    """A body that ended with what is no `Exception`: ``sys.exit()`` in a node function ends the task, not us."""
-    return TaskFailed(task.execution_id, edge, exception_info("node_exception", error), False)
 
 
 def encode_result(result: Result, edge: str, cap_bytes: int) -> bytes:
@@ -110,8 +109,8 @@ class SyncEdge:
 
     def run(self) -> None:
         """Enter the lifespan, run tasks, leave it."""
-        lifespan = calls.node_lifespan(self._agent, self._node.name)
         try:
+            lifespan = calls.node_lifespan(self._agent, self._node.name)
             deps = None if lifespan is None else lifespan.__enter__()
         except BaseException as error:  # noqa: BLE001 - whatever the app's code raises is why we can't start
             traceback.print_exc()
@@ -160,14 +159,17 @@ class SyncEdge:
         call = calls.TaskCall(
             self._agent, self._node.name, task, self._edge, deps, partials.send, deadline_of(task)
         )
-        try:
-            return contextvars.copy_context().run(_run_in_context, task, call)
-        except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt: the body's, not ours
-            if not self._stream.belonging.in_process:
-                raise  # in a child that the body has forked, which ends like any forked process
-            return failed(task, self._edge, error)
-        finally:
-            partials.close()
+        result = contextvars.copy_context().run(self._run_in_context, task, call)
+        if not self._stream.belonging.in_process:
+            # A child that the body has forked falls through to here. Its result is nobody's.
+            prologue.flush_standard_streams()
+            os._exit(prologue.EXIT_OK if isinstance(result, TaskCompleted) else prologue.EXIT_FAILED)
+        partials.close()
+        return result
+
+    def _run_in_context(self, task: RunTask, call: calls.TaskCall) -> Result:
+        worker_logging.current_task.set(ids_of(task))
+        return call.run()
 
     def acknowledgement(self, number: int) -> PartialAck:
         """Wait for the answer to one chunk. Called while the body runs, so that nobody else reads."""
@@ -178,11 +180,6 @@ class SyncEdge:
             if type(message) is StopWorker:
                 self._stopping = True
         os._exit(prologue.EXIT_ORPHANED)
-
-
-def _run_in_context(task: RunTask, call: calls.TaskCall) -> Result:
-    worker_logging.current_task.set(ids_of(task))
-    return call.run()
 
 
 class Partials:
@@ -217,6 +214,5 @@ class Partials:
 
     def close(self) -> None:
         """The task is over. A chunk that is on its way is waited for: the result comes after it."""
-        if self._stream.belonging.in_process:
-            with self._lock:
-                self._open = False
+        with self._lock:
+            self._open = False

@@ -1,10 +1,10 @@
 """The forkserver: a clean Python that imports one app once and forks its workers from then on.
 
-The supervisor has threads, and a fork beside a thread that holds a lock deadlocks the child; so it execs this, which
-has none. A fork of what is imported and frozen here takes two milliseconds and two megabytes.
+The supervisor has threads, and a fork beside a thread that holds a lock deadlocks the child; so it execs
+this, which has none. A fork of what is imported and frozen here takes two milliseconds and two megabytes.
 
-Workers are forked twice: the process in the middle exits, so that the supervisor, which is a subreaper, adopts them
-and they survive this process.
+Workers are forked twice: the process in the middle exits, so that the supervisor, which is a subreaper,
+adopts them and they survive this process.
 
 Source: multiprocessing's forkserver; gc.freeze (Instagram).
 """
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     incarnation = options.incarnation or os.urandom(4).hex()
     try:
         app = _import(launch, options.app_index)
-    except BaseException as error:  # noqa: BLE001 - whatever ends an import, SystemExit too, is told to the supervisor
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too, is an import that failed
         _say(stream, launch, WorkerFailed(incarnation, _import_error(error)))
         return EXIT_IMPORT_FAILED
     _freeze()
@@ -146,8 +146,8 @@ def _refuse_threads() -> None:
     """A thread that holds a lock when we fork would hold it in the child for ever.
 
     Raises:
-        DefinitionError: Python code runs in another thread. Threads of native libraries, which have handlers of their
-            own for fork, are only mentioned on stderr.
+        DefinitionError: Python code runs in another thread. Threads of native libraries, which have
+            handlers of their own for fork, are only mentioned on stderr.
     """
     names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     frames = len(sys._current_frames())
@@ -157,7 +157,7 @@ def _refuse_threads() -> None:
             "agent_start_failed",
             f"the import of the app left a thread running: {shown}",
             details={"threads": names},
-            hint="start threads in a lifespan (it runs in each edge worker), not while the module is imported",
+            hint="start threads in a lifespan, which runs in each edge worker, not while the app is imported",
         )
     native = len(os.listdir("/proc/self/task")) - frames
     if native > 0:
@@ -171,7 +171,7 @@ def _import_error(error: BaseException) -> ErrorInfo:
 
 
 def _freeze() -> None:
-    """Keep the collector off what is shared: a mark in an object's header would copy its page in each child."""
+    """Keep the collector off what is shared: a mark in an object's header would copy its page."""
     gc.collect()
     gc.freeze()
     gc.disable()

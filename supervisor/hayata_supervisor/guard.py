@@ -36,7 +36,7 @@ from hayata_supervisor.process.packets import Packets
 from hayata_supervisor.process.pidfd import Exit, children_of, open_pidfd
 from hayata_supervisor.process.reactor import Reactor, Timer
 from hayata_supervisor.process.signals import SignalInbox
-from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves
+from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves, open_missing_standard_streams
 from hayata_supervisor.process.stderr import Stderr
 from hayata_supervisor.process.sweep import COOKIE, cookie_prefix, end_orphan, kill_children, sweep
 
@@ -49,7 +49,6 @@ _EXIT_CODES = {
     "permission_denied": EXIT_REFUSED,
 }
 _SIGNALS = ("SIGCHLD", "SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")
-_CHECK_S = 1.0
 
 
 class Guard:
@@ -230,12 +229,13 @@ class Guard:
                 assert_never(message)
 
     def _check_silence(self, due_s: float) -> None:
+        check_s = self._limits.check
         if self._supervisor:
-            if clock.monotonic() - due_s > 3 * _CHECK_S:
+            if clock.monotonic() - due_s > 3 * check_s:
                 self._supervisor.forgive()  # stopped, frozen or starved: so were we, and it may be well
             elif not self._supervisor.killed and self._supervisor.is_silent():
                 self._supervisor.kill("silent")
-        due_s = clock.monotonic() + _CHECK_S
+        due_s = clock.monotonic() + check_s
         self._reactor.call_at(due_s, lambda: self._check_silence(due_s))
 
     def _supervisor_died(self, end: Exit) -> None:
@@ -313,6 +313,7 @@ def guard_main(
     arguments: Sequence[str], *, limits: Limits | None = None, supervisor_module: str = "hayata_supervisor.supervisor"
 ) -> int:
     """Be the guard that ``--launch-fd N`` describes; return the exit code."""
+    open_missing_standard_streams()
     inbox = SignalInbox(getattr(signal, name) for name in _SIGNALS)
     prctl.set_name("hayata-guard")
     try:

@@ -53,7 +53,7 @@ def _has_pidfds() -> bool:
     except (AttributeError, OSError):
         return False
     try:
-        signal.pidfd_send_signal(fd, 0)  # type: ignore[arg-type]  # 0 asks whether it could
+        signal.pidfd_send_signal(fd, 0)  # 0: only ask whether it could
     except (AttributeError, OSError):
         return False
     finally:
@@ -99,13 +99,13 @@ def command(app: tuple[str, ...], config: str | None, **options: str | None) -> 
         click.echo(f"hayata-supervisor: {name} in the environment is no setting, ignored", err=True)
     from hayata import messages
     from hayata.memfd import sealed_memfd
+    from hayata_supervisor.process.spawn import module_command, open_missing_standard_streams
 
+    open_missing_standard_streams()
     launch_fd = sealed_memfd("hayata-launch", messages.encode(launch))
     os.set_inheritable(launch_fd, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    from hayata_supervisor.process.spawn import module_command
-
     become = module_command("hayata_supervisor.guard", ["--launch-fd", str(launch_fd)])
     os.execv(become[0], become)
 

@@ -1,7 +1,8 @@
 """One edge worker as its node sees it: a fork, its stream, its output, and the order of things when it dies.
 
-The verdict on a dead edge has five steps, always in this order: kill, reap, bury its descendants, drain its stream to
-the end, report. A complete result frame in the stream wins over the death. Only after the report is the slot free.
+The verdict on a dead edge has five steps, always in this order: kill, reap, bury its descendants, drain its
+stream to the end, report. A complete result frame in the stream wins over the death. Only after the report is
+the slot free.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Edge:
             self._owner.edge_said(self, head, body)
 
     def closed(self, reason: FrameTooLarge | OSError | None) -> None:
-        """The stream has ended. That is no death: a task may have closed it, and runs on where nobody hears it."""
+        """The stream has ended. That is no death: a task may have closed it, and runs on."""
         disown(self._fd)
         if self.exit is None:
             self.kill("broken protocol" if reason is not None else "closed its stream")
@@ -204,8 +205,8 @@ class Edge:
             self._kill_timer.cancel()
 
     def _died(self) -> None:
-        # Until it is reaped its number names nobody else, nor does the group that it leads. What has left the group
-        # is found by the burial.
+        # Until it is reaped its number names nobody else, nor does the group that it leads. What has left the
+        # group is found by the burial.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         ended = reap(self.pidfd)

@@ -16,7 +16,8 @@ MAX_BACKOFF_S = 1.0
 class Fleet:
     """Edges are forked when tasks wait for one, and reused, the warmest first.
 
-    A sync edge holds one task; an async one holds all of the node's, unless each task must have a fresh process.
+    A sync edge holds one task; an async one holds all of the node's, unless each task must have a fresh
+    process.
 
     Args:
         setting: What the edges are made of.
@@ -126,7 +127,7 @@ class Fleet:
         return True
 
     def start_failed(self) -> None:
-        """An edge did not start, or died idle: wait before the next one, longer each time until a task ends well."""
+        """An edge did not start, or died idle: wait before the next one, longer each time."""
         self._backoff_s = min(MAX_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * self._backoff_s))
         self._not_before = clock.monotonic() + self._backoff_s
 
@@ -169,7 +170,7 @@ class Fleet:
             self.grow(1)
 
     def stop(self) -> None:
-        """Let all edges end what they have, then end themselves; after the node's ``shutdown_s`` they are killed."""
+        """Let all edges end what they have and then themselves; those that don't are killed."""
         self.stopping = True
         for edge in self._edges.values():
             self.withdraw(edge)

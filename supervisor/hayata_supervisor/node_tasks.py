@@ -111,8 +111,8 @@ def _signal_name(number: int) -> str:
 class Deadlines:
     """The due times of the tasks in hand, on one timer for all of them.
 
-    A timer for each task would be set and thrown away thousands of times a second; a node has few tasks at once, so
-    looking through them when the earliest deadline has passed costs less.
+    A timer for each task would be set and thrown away thousands of times a second; a node has few tasks at
+    once, so looking through them when the earliest deadline has passed costs less.
 
     Args:
         reactor: The loop.

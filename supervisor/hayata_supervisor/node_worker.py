@@ -1,7 +1,8 @@
 """The node worker: owns a node's executions and its edge workers. Runs none of the user's code itself.
 
-It hands each task to an edge, forwards frames as they are, enforces deadlines, and is the one that knows how an edge
-died. It holds no more than the supervisor has given it: a task waits here only while an edge gets ready.
+It hands each task to an edge, forwards frames as they are, enforces deadlines, and is the one that knows how
+an edge died. It holds no more than the supervisor has given it: a task waits here only while an edge gets
+ready.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class NodeWorker:
         self.strays = 0
 
     def run(self) -> None:
-        """Turn until the edges are gone and all is said, after a stop; or until there is nobody to say it to."""
+        """Turn until, after a stop, the edges are gone and all is said."""
         self._channel.send(encode(WorkerReady("node", self._incarnation, os.getpid())))
         while not self._finished():
             self._reactor.turn(None)

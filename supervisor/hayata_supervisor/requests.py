@@ -389,7 +389,7 @@ class Requests:
         self._with_invocation(request.invocation_id, sink, found)
 
     def _reconcile(self, request: m.Reconcile, sink: Sink) -> None:
-        if (request.result is not None) + (request.error is not None) + request.retry != 1:
+        if isinstance(request.result, m.Value) + (request.error is not None) + request.retry != 1:
             raise Refusal(failure("invalid_options", "reconcile needs exactly one of result, error and retry"))
         execution = parse_execution_id(request.task_id)
         if execution is None:
@@ -405,7 +405,7 @@ class Requests:
             self._with_invocation(
                 request.invocation_id, sink, lambda header: self._not_uncertain(header, request, sink)
             )
-        elif request.result is None:
+        elif not isinstance(request.result, m.Value):
             self._settle(request, execution, None, sink)
         else:
             self._engine.check(

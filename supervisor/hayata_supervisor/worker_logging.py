@@ -22,12 +22,13 @@ MARK = "\x1e"
 LINE_BYTES = 64 * 1024 - 1
 """Longest line, its end not counted: a longer one would be cut by whoever reads the pipe."""
 
-current_task: ContextVar[Mapping[str, str | None] | None] = ContextVar("hayata_current_task", default=None)
-"""Ids of the task that runs in this context (agent_id, node_id, invocation_id, execution_id); set by the edge."""
+current_task: ContextVar[Mapping[str, Any] | None] = ContextVar("hayata_current_task", default=None)
+"""Ids of the task that runs in this context (invocation_id, execution_id, attempt); set by the edge worker."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "hayata_fields"}
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
-_TEXT_CHARS = 16 * 1024  # what a text keeps in a record that is too long
+_SHORTER_CHARS = (24 * 1024, 4 * 1024, 1024)  # for each text of a too long record; the last surely fits
+_CORE = ("level", "logger", "event", "exception", "agent_id", "node_id", "invocation_id", "execution_id")
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
@@ -36,16 +37,19 @@ class WorkerLogHandler(logging.Handler):
 
     Args:
         fd: The worker's stderr. The descriptor and not `sys.stderr`: an app may have put anything in its place.
+        level: As of any handler.
+        ids: Fields of every record: who this worker is.
     """
 
-    def __init__(self, fd: int = 2, level: int = logging.NOTSET) -> None:
+    def __init__(self, fd: int = 2, level: int = logging.NOTSET, ids: Mapping[str, str] | None = None) -> None:
         super().__init__(level)
         self._fd = fd
+        self._ids = dict(ids or {})
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record; one that can't be rendered is reported as `logging` does."""
         try:
-            line = memoryview(_line(record))
+            line = memoryview(_line(record, self._ids))
             while line:
                 line = line[os.write(self._fd, line) :]
         except OSError:
@@ -54,7 +58,7 @@ class WorkerLogHandler(logging.Handler):
             self.handleError(record)
 
 
-def install(fd: int = 2) -> WorkerLogHandler:
+def install(agent_id: str, node_id: str | None = None, *, fd: int = 2) -> WorkerLogHandler:
     """Put the handler on the root logger, in the place of handlers that write to the standard streams.
 
     Those (of ``logging.basicConfig`` in the app, for example) would say everything a second time, without ids. Files
@@ -62,7 +66,8 @@ def install(fd: int = 2) -> WorkerLogHandler:
     """
     root = logging.getLogger()
     replaced = [handler for handler in root.handlers if _writes_to_standard_stream(handler)]
-    handler = WorkerLogHandler(fd, min((old.level for old in replaced), default=logging.NOTSET))
+    ids = {"agent_id": agent_id} if node_id is None else {"agent_id": agent_id, "node_id": node_id}
+    handler = WorkerLogHandler(fd, min((old.level for old in replaced), default=logging.NOTSET), ids)
     for old in replaced:
         root.removeHandler(old)
         for kept in old.filters:
@@ -78,11 +83,12 @@ def _writes_to_standard_stream(handler: logging.Handler) -> bool:
     return isinstance(handler, logging.StreamHandler) and any(handler.stream is stream for stream in streams)
 
 
-def _line(record: logging.LogRecord) -> bytes:
+def _line(record: logging.LogRecord, ids: Mapping[str, str]) -> bytes:
     fields: dict[str, Any] = {
         name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")
     }
     fields.update(vars(record).get("hayata_fields") or {})
+    fields.update(ids)
     fields.update({name: value for name, value in (current_task.get() or {}).items() if value is not None})
     fields["level"] = next((name for least, name in _LEVELS if record.levelno >= least), "debug")
     fields["logger"] = record.name
@@ -94,11 +100,13 @@ def _line(record: logging.LogRecord) -> bytes:
     if record.stack_info:
         fields["stack"] = record.stack_info
     line = _render(fields)
-    if len(line) <= LINE_BYTES:
-        return line + b"\n"
-    core = ("level", "logger", "event", "exception", "agent_id", "node_id", "invocation_id", "execution_id")
-    short = {name: _cut(fields[name]) for name in core if name in fields}
-    return _render({**short, "cut_from_bytes": len(line)}) + b"\n"
+    size = len(line)
+    for limit in _SHORTER_CHARS:
+        if len(line) <= LINE_BYTES:
+            break
+        short = {name: _cut(fields[name], limit) for name in _CORE if name in fields}
+        line = _render({**short, "cut_from_bytes": size})
+    return line + b"\n"
 
 
 def _render(fields: dict[str, Any]) -> bytes:
@@ -115,7 +123,6 @@ def _plain(value: object) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _cut(value: Any) -> str:
+def _cut(value: Any, limit: int) -> str:
     text = _plain(value)
-    # A character may take six bytes in JSON, so a quarter of that many is surely short enough for all fields.
-    return text if len(text) <= _TEXT_CHARS // 8 else text[: _TEXT_CHARS // 8] + "…"
+    return text if len(text) <= limit else text[:limit] + "…"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hayata.ids import parse_execution_id
-from hayata.messages import RetryManifest
+from hayata.messages import ErrorInfo, Partial, RetryManifest
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.facts import TERMINAL
 from hayata_supervisor.core.invocation import TERMINAL_EVENTS
-from tests.support.pure_shell import PureShell, agent, decode, node, raw
+from tests.support.pure_shell import PureShell, agent, encode, node, raw
 
 NODES = ("plain", "rerun", "retry", "narrow")
 
@@ -61,7 +61,7 @@ class Histories(RuleBasedStateMachine):
         id = list(self.shell.fresh)[-1]
         self.tokens.append((name, id, token))
 
-    @precondition(lambda self: self.shell.coordinator.invocations)
+    @precondition(lambda self: self.names > 3 and self.shell.coordinator.invocations)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(sorted(self.shell.coordinator.invocations)))
@@ -96,6 +96,12 @@ class Histories(RuleBasedStateMachine):
         self.shell.decide(names if parallel else names[0])
 
     @precondition(lambda self: self.shell.asked)
+    @rule(names=st.lists(st.sampled_from(NODES), min_size=2, max_size=4, unique=True))
+    def decide_branches_and_save(self, names: list[str]) -> None:
+        self.shell.decide(names)
+        self.shell.save()
+
+    @precondition(lambda self: self.names > 2 and self.shell.asked)
     @rule(fail=st.booleans())
     def decide_end(self, fail: bool) -> None:
         self.shell.decide(None, fail=fail)
@@ -115,6 +121,22 @@ class Histories(RuleBasedStateMachine):
                 self.shell.fail(name, retryable=True)
             case "interrupt":
                 self.shell.interrupt(name)
+
+    @precondition(lambda self: len(self.shell.dispatched) > 1)
+    @rule(data=st.data(), ok=st.booleans())
+    def report_one_of_several(self, data: st.DataObject, ok: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
+        self.shell.complete(name, x=0) if ok else self.shell.fail(name)
+
+    @precondition(lambda self: self.shell.dispatched)
+    @rule(data=st.data(), count=st.sampled_from([1, 3, 300]))
+    def stream(self, data: st.DataObject, count: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
+        if not self.shell.dispatched[name].stream:
+            return
+        for number in range(count):
+            partial = Partial(name, "edge", number, raw({}))
+            self.shell.do(self.shell.coordinator.partial(partial, self.shell.now))
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
@@ -178,6 +200,12 @@ class Histories(RuleBasedStateMachine):
         facts = self.shell.facts(id)
         completed = [(fact.step) for fact in facts if isinstance(fact, f.Completed)]
         assert len(completed) == len(set(completed)), "no task completes twice"
+        over: set[tuple[int, int]] = set()
+        for fact in facts:
+            if isinstance(fact, f.Marked | f.Completed | f.Failed | f.Cancelled | f.Uncertain | f.Reconciled):
+                assert (fact.step, fact.attempt) not in over, "an attempt that has ended stays as it ended"
+                if not isinstance(fact, f.Marked | f.Uncertain):
+                    over.add((fact.step, fact.attempt))
         restored = self.shell.restored(id)
         if restored.status in TERMINAL:
             assert self.ended.setdefault(id, restored.status) == restored.status, "a terminal status never changes"
@@ -208,23 +236,16 @@ class Histories(RuleBasedStateMachine):
         for invocation in shell.coordinator.invocations.values():
             queued_behind = invocation.status == "queued" and invocation.session in rests
             assert invocation.status == "uncertain" or queued_behind, (invocation.name, invocation.status)
-            live = decode(_encode(shell.restored(invocation.id)))
-            assert live[15] == decode(_encode(invocation))[15], "what is live is what is durable"
+            durable = shell.restored(invocation.id)
+            assert encode(durable.state) == encode(invocation.state), "what is live is what is durable"
+            assert encode(durable.tasks) == encode(invocation.tasks)
 
 
-def _error(text: str):
-    from hayata.messages import ErrorInfo
-
+def _error(text: str) -> ErrorInfo:
     return ErrorInfo("reconciled", text)
-
-
-def _encode(invocation: object) -> bytes:
-    import msgspec
-
-    return msgspec.msgpack.encode(invocation)
 
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )

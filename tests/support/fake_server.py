@@ -1,7 +1,8 @@
-"""A daemon's stand-in for tests of clients: a real Unix socket that speaks `hayata.messages`, and what a test adds.
+"""A daemon's stand-in for tests of clients: a real Unix socket that speaks `hayata.messages`, and what a test
+adds.
 
-A test gives a function from (connection, ask) to what is to be done: it answers with `Connection.tell`, or says
-nothing, or writes bytes that are no message, or closes.
+A test gives a function from (connection, ask) to what is to be done: it answers with `Connection.tell`, or
+says nothing, or writes bytes that are no message, or closes.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class FakeServer:
     Args:
         path: Where to listen.
         handler: Called for each request, in its connection's thread.
-        greeting: The server's first bytes on a connection; None: say nothing until the client has greeted, and
-            nothing then.
+        greeting: The server's first bytes on a connection; None: say nothing until the client has greeted,
+            and nothing then.
     """
 
     GREETING = frame(m.encode(m.Hello(package="fake")))

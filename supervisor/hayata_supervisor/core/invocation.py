@@ -233,7 +233,7 @@ def info(invocation: Invocation) -> InvocationInfo:
         step=invocation.step,
         started_at=invocation.started_at,
         ended_at=invocation.ended_at,
-        result=invocation.result,
+        result=msgspec.UNSET if invocation.result is None else invocation.result,
         error=invocation.error,
         restarted_from=invocation.restarted_from,
     )

@@ -1,8 +1,9 @@
-"""A framed stream socket for a process that does one thing at a time: the agent worker and the sync edge worker.
+"""A framed stream socket for a process that does one thing at a time: agent workers and sync edge workers.
 
-Beside it in the same process runs user code, which may fork and fall through, or close descriptors that aren't its
-own. So before each write the stream makes sure that it is still in its process and still on its socket: a result
-must not be delivered twice, nor frames be written into a file of the user's that got our number.
+Beside it in the same process runs user code, which may fork and fall through, or close descriptors that
+aren't its own. So before each write the stream makes sure that it is still in its process and still on its
+socket: a result must not be delivered twice, nor frames be written into a file of the user's that got our
+number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Burial: after a death, no descendant of the dead may live on.
 
-A process that is a subreaper becomes the parent of whatever a dead worker leaves behind, also of what that worker's
-children had double-forked. So every child that the process does not know is an orphan: it is killed, reaped, and the
-list is read again, for the death of an orphan brings its own children here.
+A process that is a subreaper becomes the parent of whatever a dead worker leaves behind, also of what that
+worker's children had double-forked. So every child that the process does not know is an orphan: it is killed,
+reaped, and the list is read again, for the death of an orphan brings its own children here.
 
 Source: PR_SET_CHILD_SUBREAPER, prctl(2); ray 42861 (a killed worker leaves its subprocesses).
 """
@@ -28,8 +28,8 @@ def _always() -> bool:
 class Burial:
     """Kill and reap the orphans of this process, then call ``done`` once.
 
-    The kernel's list of children may skip one while another exits, so the burial ends only after two listings in a
-    row without an orphan.
+    The kernel's list of children may skip one while another exits, so the burial ends only after two listings
+    in a row without an orphan.
 
     Args:
         reactor: The loop that waits for the deaths.

@@ -1,8 +1,9 @@
 """File descriptors: which ones are the runtime's own, and how they travel between processes.
 
-A forked child inherits every descriptor, and must close those that are the runtime's: a write end that is held twice
-hides its reader's end of file. It must not close what the app opened at import: closing it lets one of our sockets
-take its number, and the app would write into the protocol. Hence a registry instead of ``closerange``.
+A forked child inherits every descriptor, and must close those that are the runtime's: a write end that is
+held twice hides its reader's end of file. It must not close what the app opened at import: closing it lets
+one of our sockets take its number, and the app would write into the protocol. Hence a registry instead of
+``closerange``.
 
 Source: dramatiq 707 (a parent that kept the write end); unix(7), SCM_RIGHTS.
 """
@@ -25,8 +26,8 @@ _owned: dict[int, socket.socket | None] = {}
 def own(thing: socket.socket | int) -> int:
     """Register a descriptor that a forked child must not keep; return its number.
 
-    A socket is registered as the object: closing only its number would leave an object whose end closes that number
-    again, when it belongs to somebody else.
+    A socket is registered as the object: closing only its number would leave an object whose end closes that
+    number again, when it belongs to somebody else.
     """
     if isinstance(thing, socket.socket):
         fd = thing.fileno()
@@ -68,7 +69,7 @@ def owned() -> frozenset[int]:
 
 
 class Packet(NamedTuple):
-    """One packet of a descriptor channel: a message's body, and the descriptors that came with it, ours to close."""
+    """One packet of a descriptor channel: a message's body, and the descriptors that came with it, to close."""
 
     body: bytes
     fds: list[int]
@@ -79,7 +80,8 @@ def receive_packet(sock: socket.socket, max_fds: int) -> Packet | None:
 
     Raises:
         BlockingIOError: Nothing is there.
-        OSError: A packet was too large or carried more descriptors than ``max_fds``; those received are closed.
+        OSError: A packet was too large or carried more descriptors than ``max_fds``; those received are
+            closed.
     """
     body, fds, flags, _ = socket.recv_fds(sock, _PACKET_BYTES, max_fds, socket.MSG_CMSG_CLOEXEC)
     if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):

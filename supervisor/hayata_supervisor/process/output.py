@@ -1,7 +1,8 @@
 """What user code prints: two pipes per worker, drained without ever holding up the loop.
 
-A flooder is slowed and not dropped: past its rate its pipes are simply not read, so it blocks in its own ``write``
-while its deadline runs on. Lines are dropped, and counted, only when whoever should take them can't keep up.
+A flooder is slowed and not dropped: past its rate its pipes are simply not read, so it blocks in its own
+``write`` while its deadline runs on. Lines are dropped, and counted, only when whoever should take them can't
+keep up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The first steps of a forked worker, in the order that they must have.
 
-A child inherits everything: handlers, masks, descriptors, the state of the random generators. Each step gives one of
-these back, and the order matters: the promise to die with the parent comes before anything that takes time.
+A child inherits everything: handlers, masks, descriptors, the state of the random generators. Each step gives
+one of these back, and the order matters: the promise to die with the parent comes before anything that takes
+time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.descriptors import close_own, close_owned
 
 EXIT_OK = 0
+EXIT_FAILED = 1
 EXIT_BROKEN = 70  # EX_SOFTWARE: something that can't be told to anybody
 EXIT_ORPHANED = 75  # EX_TEMPFAIL: the parent was gone before we began
 
@@ -32,7 +34,7 @@ _ADOPTION_STEP_S = 20e-6
 def fork() -> int:
     """Fork. What the standard streams hold is written first, or parent and child would both write it.
 
-    Python's warning about threads is not for us: the forkserver refuses Python threads, and mentions native ones.
+    Python's warning about threads is not for us: the forkserver refuses them, and mentions native ones.
 
     Raises:
         OSError: The system refused.
@@ -77,7 +79,8 @@ def begin(
         stdout: Where user code's output goes; closed here, after it has become descriptor 1.
         stderr: The same, for descriptor 2.
         keep: The runtime's descriptors that stay open.
-        middle: Pid of the process that forked us, when that is not ``parent``: it exits, and ``parent`` adopts us.
+        middle: Pid of the process that forked us, when that is not ``parent``: it exits, and ``parent``
+            adopts us.
         new_session: Edges lead a session of their own, so that their process group can be killed as one.
     """
     reset_signals()
@@ -113,8 +116,9 @@ def default_handler(number: int) -> signal.Handlers | object:
 def _bind_to(parent: int, middle: int | None) -> None:
     """Die with ``parent`` from now on.
 
-    PDEATHSIG names the parent of the moment it is set. Set while the middle process still lives it would be the
-    middle's exit that kills us (8 of 200 times, measured); hence the wait. Nothing signals an adoption, so this polls.
+    PDEATHSIG names the parent of the moment it is set. Set while the middle process still lives it would be
+    the middle's exit that kills us (8 of 200 times, measured); hence the wait. Nothing signals an adoption,
+    so this polls.
     """
     deadline = clock.monotonic() + _ADOPTION_DEADLINE_S
     while middle is not None and os.getppid() == middle:
@@ -136,7 +140,7 @@ def _redirect(stdout: int, stderr: int) -> None:
 
 
 def buffer_lines() -> None:
-    """Make the standard streams write whole lines, whatever the app prints and wherever its process came from."""
+    """Make the standard streams write whole lines of UTF-8, whatever the environment says."""
     for text in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         reconfigure = getattr(text, "reconfigure", None)  # absent on what an app may have put in its place
         if reconfigure is not None:
@@ -144,7 +148,7 @@ def buffer_lines() -> None:
 
 
 def flush_standard_streams() -> None:
-    """Write what user code has printed so far; its stream may be closed or broken, which is its own affair."""
+    """Write what user code has printed so far. Its streams may be closed or broken."""
     for text in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             text.flush()

@@ -70,6 +70,15 @@ def spawn_module(
     )
 
 
+def open_missing_standard_streams() -> None:
+    """Fill 0, 1 and 2 where our starter closed them: a socket that took such a number would be written to."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+
+
 def keep_descriptors_to_ourselves() -> None:
     """Mark every descriptor above stderr as not to be inherited: what our starter leaked to us ends here."""
     for name in os.listdir("/proc/self/fd"):

@@ -1,1 +1,5 @@
-"""What survives: the only package that knows LMDB. It stores bytes and headers, and does not know the core's facts."""
+"""What survives: the only package that knows LMDB.
+
+It stores bytes and headers, and knows nothing of the core's facts. The supervisor imports it, and the core
+never does.
+"""

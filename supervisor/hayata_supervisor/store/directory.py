@@ -1,11 +1,12 @@
 """The data directory: whose it is, on what file system it lies, and who holds it. Knows nothing of LMDB.
 
-    <data_dir>/            0700
-        guard.lock         the guard's
-        store.lock         the supervisor's, an fcntl lock for as long as the store is open
-        store/             the LMDB environment: data.mdb, lock.mdb
-        store.new/         one in the making; a crash leaves it, and the next start makes it anew
-        ballast            bytes to give back when the disk is full
+| in it, mode 0700 | what it is |
+|---|---|
+| ``guard.lock`` | the guard's |
+| ``store.lock`` | the supervisor's: an fcntl lock for as long as the store is open |
+| ``store/`` | the LMDB environment: ``data.mdb``, ``lock.mdb`` |
+| ``store.new/`` | one in the making; when a crash leaves it, the next start makes it anew |
+| ``ballast`` | blocks to give back when the disk is full |
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from hayata.errors import CallerError, Unavailable
+from hayata.errors import CallerError, HayataError, Unavailable
 
 LOCK: Final = "store.lock"
 STORE: Final = "store"
@@ -27,7 +28,7 @@ BALLAST: Final = "ballast"
 PROBE: Final = "store.probe"
 DATA: Final = "data.mdb"
 
-_OURS = frozenset({LOCK, STORE, STORE_NEW, BALLAST, PROBE, "guard.lock", "hayata.toml", "hayata.sock"})
+_OURS = frozenset({LOCK, STORE, STORE_NEW, BALLAST, PROBE, "guard.lock", "hayata.toml"})
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers that mean: no room. EFBIG is a limit on the size of files (RLIMIT_FSIZE)."""
@@ -51,7 +52,7 @@ _REFUSED_FILESYSTEMS = {
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# (device, inode) of the lock files that this process holds, and the pid that holds them. fcntl locks belong to a
+# (device, inode) of the lock files that are held, and the pid that holds them. fcntl locks belong to a
 # process: a second lock of the same file would be granted, and closing it would drop the first.
 _held: dict[tuple[int, int], int] = {}
 
@@ -59,7 +60,7 @@ _held: dict[tuple[int, int], int] = {}
 class StoreLock:
     """Exclusive use of a data directory, until `release` or the process's death.
 
-    An fcntl lock, not flock: it isn't inherited by fork, so no orphan can keep it.
+    An fcntl lock, not flock: it isn't inherited by fork, so that no orphan can keep it.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -69,8 +70,9 @@ class StoreLock:
             Unavailable: ``data_dir_in_use``, or ``permission_denied``.
         """
         path = data_dir / LOCK
-        # Before the file is opened: closing a second descriptor would drop the lock that this process holds already.
-        _refuse_held(data_dir, path)
+        # Before the file is opened: closing a second descriptor would drop the lock that is held already.
+        if _is_held(path):
+            raise _in_use(data_dir)
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as problem:
@@ -87,7 +89,7 @@ class StoreLock:
         _held[self._identity] = self._pid
 
     def release(self) -> None:
-        """Give the directory back. Twice does no harm; in a forked child nothing is held, so nothing is given back."""
+        """Give the directory back. Twice does no harm; a forked child holds nothing to give back."""
         if self._fd >= 0 and self._pid == os.getpid():
             _held.pop(self._identity, None)
             os.close(self._fd)
@@ -109,28 +111,6 @@ class Ballast:
         self._path.unlink(missing_ok=True)
         self._there = False
         return True
-
-
-def has_room(data_dir: Path, offset: int) -> bool:
-    """Try whether 16 MiB can be had at ``offset`` of a file: quotas and limits included, which statvfs leaves out."""
-    path = data_dir / PROBE
-    room = _allocate(path, offset, _PROBE_BYTES)
-    path.unlink(missing_ok=True)
-    return room
-
-
-def _allocate(path: Path, offset: int, size_bytes: int) -> bool:
-    """Allocate blocks in a file; without room for them the file is removed, and the answer is False."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, offset, size_bytes)
-        finally:
-            os.close(fd)
-    except OSError:
-        path.unlink(missing_ok=True)
-        return False
-    return True
 
 
 def prepare(data_dir: Path) -> Path:
@@ -169,7 +149,15 @@ def filesystem_type(path: Path) -> int:
     return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
 
 
-def refusal(data_dir: Path, problem: OSError) -> Exception:
+def has_room(data_dir: Path, offset: int) -> bool:
+    """Try whether 16 MiB can be had at ``offset`` of a file: statvfs knows nothing of quotas and limits."""
+    path = data_dir / PROBE
+    room = _allocate(path, offset, _PROBE_BYTES)
+    path.unlink(missing_ok=True)
+    return room
+
+
+def refusal(data_dir: Path, problem: OSError) -> HayataError:
     """The typed error for what the system said about the data directory."""
     details = {"data_dir": str(data_dir), "errno": problem.errno or 0}
     if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -177,18 +165,27 @@ def refusal(data_dir: Path, problem: OSError) -> Exception:
             "permission_denied",
             f"{data_dir} can't be written: {problem.strerror}",
             details=details,
-            hint="the data directory must belong to the user that runs Hayata, on a file system that can be written",
+            hint="the data directory must belong to the user that runs Hayata, and be writable",
         )
     if problem.errno in FULL:
-        return Unavailable("store_full", f"no room in {data_dir}", details=details, hint="make room on the disk")
+        return Unavailable(
+            "store_full", f"no room in {data_dir}", details=details, hint="make room on the disk"
+        )
     return CallerError(
-        "invalid_options", f"{data_dir} can't be the data directory: {problem.strerror or problem}", details=details
+        "invalid_options",
+        f"{data_dir} can't be the data directory: {problem.strerror or problem}",
+        details=details,
     )
 
 
 def fsync_directory(path: Path) -> None:
     """Make what was created, renamed or removed in ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fsync_path(path, os.O_DIRECTORY)
+
+
+def fsync_path(path: Path, flags: int = 0) -> None:
+    """Make a file durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(fd)
     finally:
@@ -206,11 +203,12 @@ def _make(data_dir: Path) -> None:
 
 
 def _refuse_foreign(data_dir: Path) -> None:
-    names = set(os.listdir(data_dir))
-    if STORE in names and (names & {LOCK, "guard.lock"}):
+    """Refuse a directory that other files are in, when no store says that it is ours."""
+    if (data_dir / STORE / DATA).is_file():
         return
+    names = set(os.listdir(data_dir))
     foreign = sorted(name for name in names - _OURS if not _is_socket(data_dir / name))
-    if STORE in names:
+    if STORE in names and LOCK not in names:
         foreign.append(STORE)
     if foreign:
         raise CallerError(
@@ -226,18 +224,28 @@ def _is_socket(path: Path) -> bool:
     try:
         return stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
-        return True
+        return True  # gone meanwhile, so no objection to it
 
 
-def _refuse_held(data_dir: Path, path: Path) -> None:
+def _allocate(path: Path, offset: int, size_bytes: int) -> bool:
+    """Allocate blocks in a file; without room for them the file is removed, and the answer is False."""
     try:
-        holder = _held.get(_identity(path.stat()))
-    except FileNotFoundError:
-        return
-    except OSError as problem:
-        raise refusal(data_dir, problem) from problem
-    if holder == os.getpid():
-        raise _in_use(data_dir)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, offset, size_bytes)
+        finally:
+            os.close(fd)
+    except OSError:
+        path.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        return _held.get(_identity(path.stat())) == os.getpid()
+    except OSError:
+        return False  # what is wrong with it will be said when it is opened
 
 
 def _in_use(data_dir: Path) -> Unavailable:

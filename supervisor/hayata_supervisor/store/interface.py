@@ -1,7 +1,7 @@
 """What a store is: commits go in, in batches; headers, journals and snapshots come out.
 
-`hayata_supervisor.store.lmdb_store` is the real one, `hayata_supervisor.store.memory_store` the one for tests and
-inline runs without a directory. One conformance suite runs against both.
+`hayata_supervisor.store.lmdb_store` is the real one, `hayata_supervisor.store.memory_store` the one for tests
+and inline runs without a directory. One conformance suite runs against both.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Commit(msgspec.Struct):
         record: Encoded facts, appended to the journal under this number.
         header: The new header, when it differs from the stored one; always with number 1. A terminal
             ``header.ended_at`` is what retention counts from.
-        open: True: enters the set of open invocations (number 1). False: leaves it, for ever. None: as it was.
+        open: True: enters the set of open invocations (number 1). False: leaves it, for ever; the header then
+            has ``ended_at``. None: as it was.
         snapshot: Encoded state of the invocation after this record, replacing the earlier snapshot.
         memory: (session, encoded messages) to keep for the session's next invocation.
     """
@@ -81,7 +82,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class OutOfOrder(msgspec.Struct, frozen=True):
-    """Refusal: the invocation's previous commit isn't in the store (it was refused, or the store is another one)."""
+    """Refusal: not the invocation's next commit; its previous one was refused, say."""
 
     expected: int
 
@@ -106,7 +107,7 @@ def unstorable(commit: Commit, problem: BaseException) -> Unstorable:
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """One open invocation as recovery needs it: ``records`` are those after ``snapshot_number`` (0: no snapshot)."""
+    """What recovery needs of an invocation; ``records`` are those after ``snapshot_number`` (0: no snapshot)."""
 
     header: Header
     snapshot_number: int
@@ -118,10 +119,10 @@ class Loaded(msgspec.Struct, frozen=True):
 class Store(Protocol):
     """See the module. One thread calls `write`; others may read at any time and see only what is committed.
 
-    Raises (any method): `hayata.errors.Unavailable` with code ``store_full`` (nothing of the batch is stored, and it
-    may be tried again when there is room) or ``store_corrupt`` (a record that can't be trusted, named in details).
-    `write` raises `StoreBroken` when the outcome is unknown, and any other exception of it means the same: the process
-    must end and read the truth anew.
+    Raises (any method): `hayata.errors.Unavailable` with code ``store_full`` (nothing of the batch is stored,
+    and it may be tried again when there is room) or ``store_corrupt`` (a record that can't be trusted, named
+    in details). `write` raises `StoreBroken` when the outcome is unknown, and any other exception of it means
+    the same: the process must end and read the truth anew.
     """
 
     def write(self, commits: Sequence[Commit]) -> list[Refusal | None]:

@@ -43,7 +43,7 @@ MAX_KEY_BYTES: Final = 511
 _VERSION = 1
 _head = struct.Struct(">BI").pack
 _HEAD_BYTES = 5
-_LONGEST_PLAIN_KEY = 255
+_LONGEST_PLAIN_KEY_BYTES = 255
 
 encode_header = msgspec.msgpack.Encoder().encode
 _header_decoder = msgspec.msgpack.Decoder(Header)
@@ -93,10 +93,13 @@ def number_of(journal_key: bytes) -> int:
 
 
 def key_key(agent: str, key: str) -> bytes:
-    """Key of an idempotency key. Long ones, which LMDB could not take, are stood for by their hash; ``ff`` begins no
-    UTF-8, so that no short key can meet them."""
+    """Key of an idempotency key.
+
+    A long one, which LMDB could not take, is stood for by its hash; ``ff`` begins no UTF-8, so that no short
+    key can meet it.
+    """
     text = key.encode()
-    if len(text) > _LONGEST_PLAIN_KEY:
+    if len(text) > _LONGEST_PLAIN_KEY_BYTES:
         text = b"\xff" + hashlib.blake2b(text, digest_size=32).digest()
     return agent.encode() + b"\0" + text
 
@@ -122,7 +125,7 @@ def snapshot_body(number: int, snapshot: bytes) -> bytes:
     return number.to_bytes(NUMBER_BYTES, "big") + snapshot
 
 
-def open_snapshot(invocation: bytes, value: bytes) -> tuple[int, bytes]:
+def unseal_snapshot(invocation: bytes, value: bytes) -> tuple[int, bytes]:
     """Number and bytes of a stored snapshot; errors as `unseal`."""
     body = unseal(SNAP, invocation, value)
     return int.from_bytes(body[:NUMBER_BYTES], "big"), body[NUMBER_BYTES:]
@@ -135,7 +138,7 @@ def corrupt(table: str, key: bytes, why: str) -> Unavailable:
         "store_corrupt",
         f"the store has a record that can't be trusted: {record}: {why}",
         details={"table": table, "key": key.hex(), "record": record},
-        hint="nothing was changed; restore a backup, or copy the data directory away before you try anything else",
+        hint="nothing was changed; restore a backup, or copy the data directory away before anything else",
     )
 
 
@@ -143,6 +146,6 @@ def describe(table: str, key: bytes) -> str:
     """Name a record for a person."""
     if table == JOURNAL and len(key) == ID_BYTES + NUMBER_BYTES:
         return f"journal of invocation {key[:ID_BYTES].hex()}, number {number_of(key)}"
-    if table in (INV, OPEN, SNAP) and len(key) == ID_BYTES:
+    if table in (INV, OPEN, SNAP):
         return f"{table} of invocation {key.hex()}"
     return f"{table} of {key.decode(errors='backslashreplace')!r}"

@@ -1,8 +1,8 @@
 """The store on LMDB: every acknowledged commit survives kill -9 and a power cut.
 
-One thread writes, in one transaction for each batch; LMDB makes it durable with one fdatasync and one write to the
-meta page on an O_DSYNC descriptor. Reads are short transactions of their own, so that no old page is kept from reuse
-and the map can grow between them.
+One thread writes, in one transaction for each batch; LMDB makes it durable with one fdatasync and one write
+to the meta page on an O_DSYNC descriptor. Reads are short transactions of their own: a long one would keep
+old pages from being used again, and the map can only grow when there is none.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def open_store(
     Args:
         data_dir: Made, with mode 0700, if it is missing.
         map_size_bytes: Address space for the file; doubles when it is full.
-        ballast_bytes: Size of a file that is given back when the disk is full, so that what runs can end; 0: none.
+        ballast_bytes: Size of a file that is given back when the disk is full, so that what runs can end;
+            0 for none.
 
     Raises:
         Unavailable: ``data_dir_in_use``, ``permission_denied``, ``store_corrupt``, ``store_full``,
@@ -73,7 +74,11 @@ def open_store(
 
 
 class LmdbStore:
-    """See `hayata_supervisor.store.interface.Store`. Only for the process that opened it: a forked child is refused."""
+    """See `hayata_supervisor.store.interface.Store`.
+
+    Only for the process that opened it: in a forked child every call raises RuntimeError, since LMDB would
+    accept it, and commit, without a lock. `close` does nothing there.
+    """
 
     def __init__(self, data_dir: Path, lock: StoreLock, opened: Opened, ballast_bytes: int) -> None:
         """Made by `open_store`."""
@@ -92,12 +97,13 @@ class LmdbStore:
         self._writing = Lock()
         self._ballast = Ballast(data_dir, ballast_bytes)
 
-    # ---------------------------------------------------------------------------------------------------------- write
+    # -------------------------------------------------------------------------------------------------- write
 
     def write(self, commits: Sequence[Commit]) -> list[Refusal | None]:
         """Store the commits in one durable transaction; see the interface."""
+        self._check_process()
         with self._writing:
-            self._check_usable()
+            self._check_open()
             if os.fstat(self._data_fd).st_nlink == 0:
                 raise StoreBroken(f"the store in {self._data_dir} was removed while it was in use")
             while True:
@@ -106,9 +112,7 @@ class LmdbStore:
                 except lmdb.MapFullError:
                     self._grow()
                 except lmdb.Error as problem:
-                    if not self._is_full(problem):
-                        raise StoreBroken(f"a commit failed, and may or may not be stored: {problem}") from problem
-                    self._check_alive(problem)
+                    self._check_full(problem)
                     if not self._drop_ballast(commits):
                         raise _store_full(self._data_dir, problem) from problem
 
@@ -139,9 +143,9 @@ class LmdbStore:
     def _transact_without_bad(self, commits: Sequence[Commit]) -> list[Refusal | None]:
         """The same without those that can't be stored, so that a bad one fails alone.
 
-        They are found by trying each one in a transaction that is then thrown away. Storing the good ones by nested
-        transactions would write one key twice in a transaction, and LMDB leaks pages when a large value is
-        overwritten by a smaller one in the transaction that wrote it.
+        They are found by trying each one in a transaction that is then thrown away. Storing the good ones by
+        nested transactions would write one key twice in a transaction, and LMDB leaks pages when a large
+        value is overwritten by a smaller one in the transaction that wrote it.
         """
         bad: dict[int, Refusal] = {}
         last = dict(self._last)
@@ -156,6 +160,9 @@ class LmdbStore:
                 except _UNSTORABLE as problem:
                     nested.abort()
                     bad[index] = unstorable(commit, problem)
+                except BaseException:
+                    nested.abort()
+                    raise
                 else:
                     nested.commit()
                     last.update(batch.numbers)
@@ -183,24 +190,30 @@ class LmdbStore:
             except (lmdb.Error, OverflowError) as problem:
                 raise StoreBroken(f"the store's map can't grow to {size} bytes: {problem}") from problem
 
-    def _is_full(self, problem: lmdb.Error) -> bool:
-        """Say whether it is the disk. A short write comes as EIO, and so does a broken disk: a probe tells them apart."""
-        if problem.code == errno.EIO:
-            return not has_room(self._data_dir, os.fstat(self._data_fd).st_size)
-        return problem.code in FULL
+    def _check_full(self, problem: lmdb.Error) -> None:
+        """Return when the disk is full, and nothing worse: then the state before the transaction stands.
 
-    def _check_alive(self, problem: lmdb.Error) -> None:
-        """LMDB refuses to go on when the meta page itself could not be written: then nobody knows."""
-        try:
-            self._env.begin(write=True).abort()
-        except lmdb.Error as fatal:
-            raise StoreBroken(f"the store's meta page could not be written: {problem}") from fatal
+        Raises:
+            StoreBroken: It is something else, or the meta page itself could not be written.
+        """
+        full = problem.code in FULL
+        if problem.code == errno.EIO:
+            # A short write comes as EIO, and so does a broken disk.
+            full = not has_room(self._data_dir, os.fstat(self._data_fd).st_size)
+        if full:
+            try:
+                self._env.begin(write=True).abort()
+            except lmdb.Error as fatal:
+                problem = fatal
+            else:
+                return
+        raise StoreBroken(f"a commit failed, and may or may not be stored: {problem}") from problem
 
     def _drop_ballast(self, commits: Sequence[Commit]) -> bool:
-        """Give the ballast back, once, and only for what was accepted before: no new invocation may eat it."""
+        """Give the ballast back, once, and only for what was accepted before: a new one can't eat it."""
         return not any(commit.number == 1 for commit in commits) and self._ballast.drop()
 
-    # ----------------------------------------------------------------------------------------------------------- read
+    # --------------------------------------------------------------------------------------------------- read
 
     def load_open(self) -> Iterator[Loaded]:
         """All open invocations, oldest first; a transaction for each few of them."""
@@ -267,15 +280,16 @@ class LmdbStore:
 
     @contextmanager
     def _reader(self) -> Iterator[Reader]:
+        self._check_process()
         with self._reading:
-            self._check_usable()
+            self._check_open()
             try:
                 with self._env.begin() as txn:
                     yield Reader(txn, self._tables)
             except _DAMAGED as problem:
                 raise _damaged(problem) from problem
 
-    # ------------------------------------------------------------------------------------------------------ lifecycle
+    # ---------------------------------------------------------------------------------------------- lifecycle
 
     def close(self) -> None:
         """Give everything back, after the transactions that are under way. Twice does no harm."""
@@ -289,9 +303,12 @@ class LmdbStore:
             os.close(self._data_fd)
             self._lock.release()
 
-    def _check_usable(self) -> None:
+    def _check_process(self) -> None:
+        # Before any lock: one that a thread of the parent held at the fork is held here for ever.
         if self._pid != os.getpid():
             raise RuntimeError("the store belongs to the process that opened it, not to its forked child")
+
+    def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the store is closed")
 
@@ -310,5 +327,5 @@ def _damaged(problem: lmdb.Error) -> Unavailable:
         "store_corrupt",
         f"the store's structure is damaged: {problem}",
         details={"record": "data.mdb"},
-        hint="restore a backup, or copy the data directory away before you try anything else",
+        hint="restore a backup, or copy the data directory away before anything else",
     )

@@ -1,4 +1,4 @@
-"""The store without a disk: for tests, and for inline runs without a directory. Nothing survives the process."""
+"""The store without a disk: for tests, and for inline runs without a directory."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ class MemoryStore:
         return [self._write(commit) for commit in commits]
 
     def _write(self, commit: Commit) -> Refusal | None:
+        if len(commit.invocation) != layout.ID_BYTES:
+            return unstorable(commit, ValueError(f"an invocation's id has {layout.ID_BYTES} bytes"))
         kept = self._invocations.get(commit.invocation)
         expected = 1 if kept is None else len(kept.records) + 1
         if commit.number != expected:

@@ -1,4 +1,4 @@
-"""Creating an LMDB environment so that a power cut can't leave half of one, and opening it only if it can be trusted."""
+"""Creating an LMDB environment whole or not at all, and opening it only if it can be trusted."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Final
 
 import lmdb
-from lmdb.verify import VerifyError, verify
 
 from hayata.errors import CallerError, HayataError, Unavailable
 from hayata_supervisor.store import directory, layout
+from hayata_supervisor.store.verifying import findings
 
 DEFAULT_MAP_BYTES: Final = 64 << 30
+_FIRST_MAP_BYTES = 16 << 20
 _LEAST_MAP_BYTES = 64 << 20
 _NUMBER = struct.Struct(">Q")
 
-# mdb.c: a page header (16 bytes, flags at 10), then magic, version, address, map size, two databases of 48 bytes of
-# which the first begins with the page size, the last page, the transaction id.
-_META_PAGE = struct.Struct("=8xHH4xIIQQI44x48xQQ")
+# mdb.c: a page header (16 bytes, flags at 10), then magic, version, address, map size, two databases of 48
+# bytes, of which the first begins with the page size, the last page, the transaction id.
+_META_PAGE = struct.Struct("=10xH4xIIQQI44x48xQQ")
 _P_META = 0x08
 _MAGIC = 0xBEEFC0DE
 _FORMAT = 1
@@ -33,8 +34,9 @@ class Opened:
     """An environment that was checked, and is ours.
 
     Attributes:
-        tables: Handles by name, `layout.TABLES`.
-        epoch: Value stored as ``epoch``, as it is: every commit compares it.
+        tables: Handles by name, those of `layout.TABLES`.
+        uuid: Names the store, for ever.
+        epoch: Value of ``epoch`` as it is stored: every commit compares it.
         data_fd: An O_PATH descriptor of the data file, to see when it was removed.
     """
 
@@ -43,40 +45,6 @@ class Opened:
     uuid: bytes
     epoch: bytes
     data_fd: int
-
-
-def create(data_dir: Path) -> None:
-    """Create an empty store, whole or not at all.
-
-    Only a renamed directory counts, and it is renamed when everything in it is on the disk. What a power cut left of
-    an earlier attempt is removed.
-    """
-    new = data_dir / directory.STORE_NEW
-    if new.exists():
-        shutil.rmtree(new)
-    new.mkdir(mode=0o700)
-    env = _environment(new, 16 << 20)
-    try:
-        with env.begin(write=True) as txn:
-            tables = {name: env.open_db(name.encode(), txn=txn) for name in layout.TABLES}
-            meta = tables[layout.META]
-            for key, body in (
-                (b"schema", _NUMBER.pack(layout.SCHEMA)),
-                (b"uuid", uuid.uuid4().bytes),
-                (b"epoch", _NUMBER.pack(0)),
-            ):
-                txn.put(key, layout.seal(key, body), db=meta)
-        env.sync(True)
-    finally:
-        env.close()
-    fd = os.open(new / directory.DATA, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    directory.fsync_directory(new)
-    new.rename(data_dir / directory.STORE)
-    directory.fsync_directory(data_dir)
 
 
 def open_environment(data_dir: Path, map_size_bytes: int) -> Opened:
@@ -89,31 +57,51 @@ def open_environment(data_dir: Path, map_size_bytes: int) -> Opened:
     path = data_dir / directory.STORE
     try:
         if not path.exists():
-            create(data_dir)
+            _create(data_dir)
         _check_file(path / directory.DATA)
         env = _environment(path, map_size_bytes)
+        try:
+            return _enter(env, data_dir)
+        except BaseException:
+            env.close()
+            raise
     except OSError as problem:
         raise directory.refusal(data_dir, problem) from problem
     except lmdb.Error as problem:
         raise _refusal(data_dir, problem) from problem
-    data_fd = -1
+
+
+def _create(data_dir: Path) -> None:
+    """Create an empty store.
+
+    Only a renamed directory counts, and it is renamed when everything in it is on the disk: a power cut
+    otherwise leaves a file that can't be opened. What is left of an earlier attempt is removed.
+    """
+    new = data_dir / directory.STORE_NEW
+    if new.exists():
+        shutil.rmtree(new)
+    new.mkdir(mode=0o700)
+    env = _environment(new, _FIRST_MAP_BYTES)
     try:
-        data_fd = os.open(path / directory.DATA, os.O_PATH | os.O_CLOEXEC)
-        _keep_from_children(path)
-        env.reader_check()
-        tables, identity, epoch = _enter(env, data_dir)
-    except BaseException as problem:
+        with env.begin(write=True) as txn:
+            tables = {name: env.open_db(name.encode(), txn=txn) for name in layout.TABLES}
+            for key, body in (
+                (b"schema", _NUMBER.pack(layout.SCHEMA)),
+                (b"uuid", uuid.uuid4().bytes),
+                (b"epoch", _NUMBER.pack(0)),
+            ):
+                txn.put(key, layout.seal(key, body), db=tables[layout.META])
+        env.sync(True)
+    finally:
         env.close()
-        if data_fd >= 0:
-            os.close(data_fd)
-        if isinstance(problem, lmdb.Error):
-            raise _refusal(data_dir, problem) from problem
-        raise
-    return Opened(env, tables, identity, epoch, data_fd)
+    directory.fsync_path(new / directory.DATA)
+    directory.fsync_directory(new)
+    new.rename(data_dir / directory.STORE)
+    directory.fsync_directory(data_dir)
 
 
 def _environment(path: Path, map_size_bytes: int) -> lmdb.Environment:
-    """Open LMDB. The map is address space only, but address space can be limited: then a smaller one will grow."""
+    """Open LMDB. The map is only address space, but that can be limited: then a smaller one will grow."""
     while True:
         try:
             return lmdb.open(
@@ -122,8 +110,10 @@ def _environment(path: Path, map_size_bytes: int) -> lmdb.Environment:
                 map_size=map_size_bytes,
                 mode=0o700,
                 create=False,
+                # Without either of these two, acknowledged commits are lost in a power cut.
                 sync=True,
                 metasync=True,
+                # With it a full disk is a SIGBUS.
                 writemap=False,
                 map_async=False,
                 max_dbs=32,
@@ -155,63 +145,63 @@ def _check_file(path: Path) -> None:
     page_bytes, last_page, _ = max(first, second, key=lambda meta: meta[2])
     needed = (last_page + 1) * page_bytes
     if size < needed:
-        # Pages that a transaction allocated and freed again are never written, so that LMDB itself may leave the file
-        # short. Then nothing refers to what is missing, and the file can be made as long as it should be.
-        if _findings(path):
+        # Pages that one transaction took and gave back are never written, so that LMDB itself can leave the
+        # file short. Then nothing refers to what is missing, and the file may be made as long as it should
+        # be.
+        if findings(path):
             raise _damaged(path, f"it is cut off: {size} bytes of {needed}")
         os.truncate(path, needed)
-
-
-def _findings(path: Path) -> list[str]:
-    """What LMDB's structural verifier, which reads without a map, finds wrong."""
-    try:
-        return list(verify(str(path)))
-    except VerifyError as problem:
-        return [str(problem)]
 
 
 def _meta_page(path: Path, raw: bytes) -> tuple[int, int, int]:
     """Page size, last page and transaction id that a meta page tells."""
     if len(raw) < _META_PAGE.size:
         raise _damaged(path, "it is cut off in its meta pages")
-    _, flags, magic, version, _, _, page_bytes, last_page, transaction = _META_PAGE.unpack(raw)
-    power_of_two = page_bytes & (page_bytes - 1) == 0
-    if flags != _P_META or magic != _MAGIC or version != _FORMAT or not (256 <= page_bytes <= 65536 and power_of_two):
+    flags, magic, version, _, _, page_bytes, last_page, transaction = _META_PAGE.unpack(raw)
+    is_meta = flags == _P_META and magic == _MAGIC and version == _FORMAT
+    if not is_meta or not 256 <= page_bytes <= 65536 or page_bytes & (page_bytes - 1):
         raise _damaged(path, "its meta page isn't one")
     return page_bytes, last_page, transaction
 
 
-def _enter(env: lmdb.Environment, data_dir: Path) -> tuple[dict[str, lmdb._Database], bytes, bytes]:
+def _enter(env: lmdb.Environment, data_dir: Path) -> Opened:
     """Read who the store is, and count ourselves as its newest owner."""
+    path = data_dir / directory.STORE / directory.DATA
+    _keep_from_children(path)
+    env.reader_check()
     with env.begin(write=True) as txn:
-        present = {bytes(name).decode(errors="replace") for name, _ in txn.cursor()}
-        missing = [name for name in layout.TABLES if name not in present]
+        present = {bytes(name) for name, _ in txn.cursor()}
+        missing = [name for name in layout.TABLES if name.encode() not in present]
         if len(missing) == len(layout.TABLES):
             raise _foreign(data_dir)
         if missing:
-            raise _damaged(data_dir / directory.STORE, f"table {missing[0]} is missing")
+            raise _damaged(path, f"table {missing[0]} is missing")
         tables = {name: env.open_db(name.encode(), txn=txn, create=False) for name in layout.TABLES}
-        values: dict[bytes, bytes] = {}
-        for key in (b"schema", b"uuid", b"epoch"):
-            value = txn.get(key, b"", db=tables[layout.META])
-            values[key] = layout.unseal(layout.META, key, value)
-        (schema,) = _NUMBER.unpack(values[b"schema"])
-        if schema != layout.SCHEMA:
-            raise CallerError(
-                "invalid_options",
-                f"{data_dir} was written by another version of Hayata: schema {schema}, this one knows {layout.SCHEMA}",
-                details={"data_dir": str(data_dir), "schema": schema, "known": layout.SCHEMA},
-                hint="use the version that wrote it, or name another directory",
-            )
-        (epoch,) = _NUMBER.unpack(values[b"epoch"])
-        ours = layout.seal(b"epoch", _NUMBER.pack(epoch + 1))
-        txn.put(b"epoch", ours, db=tables[layout.META])
-    return tables, values[b"uuid"], ours
+        meta = tables[layout.META]
+        schema, identity, epoch = (
+            layout.unseal(layout.META, key, txn.get(key, b"", db=meta))
+            for key in (b"schema", b"uuid", b"epoch")
+        )
+        _check_schema(data_dir, *_NUMBER.unpack(schema))
+        newest = layout.seal(b"epoch", _NUMBER.pack(_NUMBER.unpack(epoch)[0] + 1))
+        txn.put(b"epoch", newest, db=meta)
+    return Opened(env, tables, identity, newest, os.open(path, os.O_PATH | os.O_CLOEXEC))
+
+
+def _check_schema(data_dir: Path, schema: int) -> None:
+    if schema != layout.SCHEMA:
+        raise CallerError(
+            "invalid_options",
+            f"{data_dir} was written by another version of Hayata:"
+            f" its schema is {schema}, and this version knows {layout.SCHEMA}",
+            details={"data_dir": str(data_dir), "schema": schema, "known": layout.SCHEMA},
+            hint="use the version that wrote it, or name another directory",
+        )
 
 
 def _keep_from_children(path: Path) -> None:
     """LMDB opens the data file inheritable: a program that we start must not hold it."""
-    data = (path / directory.DATA).stat()
+    data = path.stat()
     for name in os.listdir("/proc/self/fd"):
         try:
             status = os.fstat(int(name))
@@ -239,8 +229,7 @@ def _foreign(data_dir: Path) -> CallerError:
     )
 
 
-def _refusal(data_dir: Path, problem: lmdb.Error) -> HayataError | Exception:
-    code = getattr(problem, "code", 0)
-    if code > 0:
-        return directory.refusal(data_dir, OSError(code, os.strerror(code)))
+def _refusal(data_dir: Path, problem: lmdb.Error) -> HayataError:
+    if problem.code > 0:  # the system's; LMDB's own are negative
+        return directory.refusal(data_dir, OSError(problem.code, os.strerror(problem.code)))
     return _damaged(data_dir / directory.STORE / directory.DATA, str(problem))

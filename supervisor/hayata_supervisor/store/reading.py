@@ -24,6 +24,8 @@ class Reader:
 
     def header(self, invocation: bytes) -> Header | None:
         """One header."""
+        if len(invocation) != ID_BYTES:
+            return None
         value = self._txn.get(invocation, db=self._tables[INV])
         return None if value is None else layout.unseal_header(invocation, value)
 
@@ -43,7 +45,7 @@ class Reader:
         number, snapshot = 0, None
         value = self._txn.get(header.id, db=self._tables[SNAP])
         if value is not None:
-            number, snapshot = layout.open_snapshot(header.id, value)
+            number, snapshot = layout.unseal_snapshot(header.id, value)
         records = self.records(header.id, number + 1)
         return Loaded(header, number, snapshot, records, self.memory(header.agent, header.session))
 
@@ -62,9 +64,11 @@ class Reader:
     def records(self, invocation: bytes, first: int, most: int | None = None) -> list[tuple[int, bytes]]:
         """At most ``most`` records from number ``first`` on; a gap is damage."""
         records: list[tuple[int, bytes]] = []
+        if len(invocation) != ID_BYTES or first > layout.MAX_NUMBER:
+            return records
+        number = max(first, 1)
         cursor = self._txn.cursor(self._tables[JOURNAL])
-        number = first
-        if first > layout.MAX_NUMBER or not cursor.set_range(layout.journal_key(invocation, first)):
+        if not cursor.set_range(layout.journal_key(invocation, number)):
             return records
         for key, value in cursor:
             if key[:ID_BYTES] != invocation or len(records) == most:
@@ -76,7 +80,9 @@ class Reader:
             number += 1
         return records
 
-    def headers(self, before: bytes | None, most: int, wanted: Mapping[str, str]) -> tuple[list[Header], bytes | None]:
+    def headers(
+        self, before: bytes | None, most: int, wanted: Mapping[str, str]
+    ) -> tuple[list[Header], bytes | None]:
         """Look at the ``most`` headers before the id ``before``, newest first (None: from the newest on).
 
         Returns:

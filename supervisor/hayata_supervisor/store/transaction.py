@@ -1,7 +1,9 @@
 """What one write transaction does with a batch of commits: decide about each, then put what was accepted.
 
-Every call into LMDB gives the interpreter lock away, so what is put is gathered first and put by table: fewest calls,
-in key order, headers and snapshots that a later commit of the batch replaces not at all.
+Every call into LMDB gives the interpreter lock away, so what is put is gathered first, and put by table and
+in the order of keys; headers and snapshots that a later commit of the batch replaces are not put at all. No
+key is put twice in a transaction: LMDB leaks pages when a large value is overwritten in the transaction that
+wrote it.
 """
 
 from __future__ import annotations
@@ -40,8 +42,7 @@ class Batch:
     """Commits on their way into one transaction.
 
     Attributes:
-        numbers: Newest number of each invocation that this batch has added to, for the cache of the store, once the
-            transaction is durable.
+        numbers: Newest number of each invocation that this batch has added to.
         closed: Invocations that this batch takes out of the open set.
     """
 
@@ -67,8 +68,8 @@ class Batch:
         """Decide about each commit, in order.
 
         Raises:
-            ValueError, TypeError, OverflowError, lmdb.BadValsizeError: One of them can't be stored at all. The
-                transaction must be aborted.
+            ValueError, TypeError, OverflowError, lmdb.BadValsizeError: One of them can't be stored at all.
+                The transaction must be aborted.
         """
         refusals: list[Refusal | None] = []
         numbers, last, journal = self.numbers, self._last, self._journal

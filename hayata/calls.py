@@ -1,0 +1,367 @@
+"""Messages → calls of users' code → messages. The agent worker, the edge workers and ``inline=True`` all use
+this.
+
+Whatever users' code does, a message comes out: no function here raises an `Exception`. Only what ends a
+process on purpose passes: the cancellation of a coroutine by its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from hayata import messages as m
+from hayata.agent import Agent
+from hayata.context import AsyncContext, Context, PolicyContext
+from hayata.decisions import Fail, Finish, Next, NodeReference
+from hayata.error_info import error_from, error_info, exception_error, exception_info
+from hayata.errors import HayataError, error_for
+from hayata.field_types import FieldType, Unfit
+from hayata.lifespans import node_lifespan
+from hayata.nodes import Node
+from hayata.values import decode, decode_mapping, encode
+
+__all__ = ["SendPartial", "TaskCall", "check_update", "evaluate", "node_lifespan"]
+
+SendPartial = Callable[[m.Value], Any]
+"""Hands a chunk to the supervisor and returns, or for coroutines awaits, when it is acknowledged; raises
+HayataError.
+"""
+
+
+# ----------------------------------------------------------------------------------------------------- policy
+
+
+def evaluate(
+    agent: Agent, message: m.Evaluate
+) -> m.DecidedNext | m.DecidedFinish | m.DecidedFail | m.PolicyFailed:
+    """Ask the decision policy."""
+    try:
+        context = _policy_context(agent, message)
+        try:
+            decision = agent.decision_policy(context)
+        except BaseException as error:  # noqa: BLE001 - SystemExit from users' code is a failure like any other
+            return m.PolicyFailed(message.evaluation, exception_info("policy_exception", error))
+        return _decided(agent, message.evaluation, decision)
+    except HayataError as error:
+        return m.PolicyFailed(message.evaluation, error_info(error))
+    except Exception as error:  # noqa: BLE001 - reading a decision may call users' __eq__ or __repr__
+        return m.PolicyFailed(message.evaluation, exception_info("policy_exception", error))
+
+
+def _policy_context(agent: Agent, message: m.Evaluate) -> PolicyContext[Any]:
+    context: PolicyContext[Any] = PolicyContext()
+    results = message.parallel_results
+    context._fill(
+        agent_id=agent.id,
+        invocation_id=message.invocation_id,
+        state=agent.types.build(decode_mapping(message.state)),
+        input=decode(message.input),
+        step=message.step,
+        max_steps=agent.max_steps,
+        parallel_results=None
+        if results is None
+        else [agent.types.read_update(decode(result)) for result in results],
+        last=tuple(message.last) if isinstance(message.last, list) else message.last,
+        failure=None if message.failure is None else error_from(message.failure),
+        session=message.session,
+        now=message.now,
+    )
+    return context
+
+
+def _decided(
+    agent: Agent, evaluation: int, decision: object
+) -> m.DecidedNext | m.DecidedFinish | m.DecidedFail | m.PolicyFailed:
+    declared = agent.types.declared
+    match decision:
+        case Next(nodes, given):
+            names, parallel = _chosen(agent, nodes)
+            return m.DecidedNext(evaluation, names, parallel, msgspec.Raw(encode(given, "input", declared)))
+        case Finish(result):
+            return m.DecidedFinish(evaluation, msgspec.Raw(encode(result, "result", declared)))
+        case Fail(reason):
+            stored = decode(encode(reason, "reason", declared))
+            error = error_for("policy_failed", _shown(reason), details={"reason": stored})
+            return m.DecidedFail(evaluation, error_info(error))
+    if inspect.iscoroutine(decision):
+        decision.close()
+    raise _bad_decision(f"the policy returned {_shown(decision)}", "return Next(…), Finish(…) or Fail(…)")
+
+
+def _chosen(agent: Agent, nodes: Any) -> tuple[list[str], bool]:
+    """Names of the nodes to run, and whether in parallel."""
+    if isinstance(nodes, str) or not isinstance(nodes, Sequence):
+        return [_name(agent, nodes)], False
+    if not nodes:
+        raise _bad_decision("Next needs at least one node", "return Finish(…) to end the invocation")
+    names = [_name(agent, reference) for reference in nodes]
+    if len(set(names)) < len(names):
+        raise _bad_decision(
+            f"Next names a node twice: {', '.join(names)}", "parallel branches are distinct nodes"
+        )
+    return names, True
+
+
+def _name(agent: Agent, reference: NodeReference | Any) -> str:
+    if not isinstance(reference, str | Node) and not callable(reference):
+        raise _bad_decision(
+            f"Next can't run {_shown(reference)}", "give the name of a node, a Node, or its function"
+        )
+    names = agent.names_of(reference)
+    if len(names) == 1:
+        return names[0]
+    shown = (
+        reference if isinstance(reference, str) else getattr(reference, "__name__", None) or _shown(reference)
+    )
+    if names:
+        raise _bad_decision(f"several nodes run {shown}: {', '.join(names)}", "say which by its name")
+    raise error_for(
+        "unknown_node",
+        f"agent {agent.id} has no node {shown!r}",
+        details={"node": str(shown), "nodes": list(agent.nodes)},
+        hint=f"its nodes: {', '.join(agent.nodes)}",
+    )
+
+
+def _bad_decision(message: str, hint: str) -> HayataError:
+    return error_for("invalid_policy_decision", message, hint=hint)
+
+
+# ---------------------------------------------------------------------------------------------------- updates
+
+
+def check_update(agent: Agent, message: m.CheckUpdate) -> m.UpdateChecked:
+    """Check whether a value could be the result of a node: what a person reconciles with is held to the same
+    rules.
+    """
+    try:
+        node = agent.nodes.get(message.node)
+        if node is None:
+            raise error_for("unknown_node", f"agent {agent.id} has no node {message.node!r}")
+        return m.UpdateChecked(message.check, _checked(agent, node, decode(message.update)), None)
+    except HayataError as error:
+        return m.UpdateChecked(message.check, None, error_info(error))
+    except Exception as error:  # noqa: BLE001 - validators are users' code
+        return m.UpdateChecked(message.check, None, exception_info("invalid_node_result", error))
+
+
+def _checked(agent: Agent, node: Node, result: object) -> m.Update:
+    """Encode what a node function returned.
+
+    Raises:
+        HayataError: ``invalid_node_result``, ``invalid_state``, ``unserializable_value``.
+    """
+    if inspect.iscoroutine(result):
+        result.close()
+    if not isinstance(result, Mapping):
+        raise error_for(
+            "invalid_node_result",
+            f"node {node.name} returned {_shown(result)}, not a mapping of updates",
+            details={"path": "result", "type": type(result).__name__},
+            hint="return a dict with the keys of the state that change; {} if none does",
+        )
+    update = agent.types.check_update(result)
+    if node.output is not None:
+        try:
+            FieldType(node.output).read(decode_mapping(update))
+        except Unfit as error:
+            raise error_for(
+                "invalid_node_result",
+                f"node {node.name} returned what its output type doesn't allow: {error}",
+                details={"path": f"result{error.where}", "message": error.why},
+            ) from None
+    return update
+
+
+# ------------------------------------------------------------------------------------------------------ tasks
+
+
+class TaskCall:
+    """One attempt: the call of a node function with what a `RunTask` holds."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        node_name: str,
+        run: m.RunTask,
+        edge_id: str,
+        deps: Any,
+        send_partial: SendPartial,
+        deadline: float | None,
+    ) -> None:
+        """Prepare a call; nothing is decoded yet.
+
+        Args:
+            agent: The agent.
+            node_name: One of its nodes.
+            run: What to run.
+            edge_id: Id of the edge worker, for the answers.
+            deps: What the lifespan yielded.
+            send_partial: Called for each chunk, if ``run.stream``.
+            deadline: End of the execution, seconds of ``time.monotonic()``.
+        """
+        self._agent = agent
+        self._node = agent.nodes[node_name]
+        self._run = run
+        self._edge_id = edge_id
+        self._deps = deps
+        self._send_partial = send_partial
+        self._deadline = deadline
+        self._raised_by_us: list[BaseException] = []
+
+    def run(self) -> m.TaskCompleted | m.TaskFailed:
+        """Call a plain node function."""
+        arguments = self._arguments(self._stream)
+        if isinstance(arguments, m.TaskFailed):
+            return arguments
+        try:
+            result = self._node.fn(*arguments)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a body are failures too
+            return self._raised(error)
+        return self._returned(result)
+
+    async def run_async(self) -> m.TaskCompleted | m.TaskFailed:
+        """Await a coroutine node function.
+
+        Raises:
+            asyncio.CancelledError: The worker cancelled this task.
+        """
+        arguments = self._arguments(self._stream_async)
+        if isinstance(arguments, m.TaskFailed):
+            return arguments
+        try:
+            result = await self._node.fn(*arguments)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return self._raised(error)  # the body let a cancellation of its own escape
+        except BaseException as error:  # noqa: BLE001 - as in `run`
+            return self._raised(error)
+        return self._returned(result)
+
+    def _arguments(self, stream: Callable[[Any], Any]) -> tuple[Any, ...] | m.TaskFailed:
+        """What the node function is called with; or why it can't be."""
+        try:
+            given = self._input()
+            state = self._agent.types.build(decode_mapping(self._run.state))
+            if self._node.takes_context:
+                return state, self._context(given, stream)
+            whole = {**self._agent.types.as_mapping(state), "input": given}
+            if self._run.stream:
+                whole["hayata_streamer"] = stream
+            return (MappingProxyType(whole),)
+        except HayataError as error:
+            return self._failed(error, retryable=False)
+        except Exception as error:  # noqa: BLE001 - a state type's constructor is users' code
+            return self._failed(exception_error("invalid_state", error), retryable=False)
+
+    def _input(self) -> Any:
+        given = decode(self._run.input)
+        if self._node.input is None:
+            return given
+        try:
+            return FieldType(self._node.input).read(given)
+        except Unfit as error:
+            raise error_for(
+                "invalid_node_input",
+                f"node {self._node.name} can't be given this input: {error}",
+                details={"path": f"input{error.where}", "message": error.why},
+            ) from None
+
+    def _context(self, given: Any, stream: Callable[[Any], Any]) -> Context[Any] | AsyncContext[Any]:
+        context: Context[Any] | AsyncContext[Any] = AsyncContext() if self._node.is_async else Context()
+        run = self._run
+        context._fill(
+            input=given,
+            deps=self._deps,
+            agent_id=self._agent.id,
+            invocation_id=run.invocation_id,
+            execution_id=run.execution_id,
+            node=self._node.name,
+            session=run.session,
+            attempt=run.attempt,
+            idempotency_key=run.idempotency_key,
+            deadline=self._deadline,
+            _stream=stream,
+            _log=None,
+        )
+        return context
+
+    # ---------------------------------------------------------------------------------------- partial results
+
+    def _stream(self, chunk: Any) -> None:
+        try:
+            encoded = self._chunk(chunk)
+            if encoded is not None:
+                self._send_partial(encoded)
+        except HayataError as error:
+            self._raised_by_us.append(error)
+            raise
+
+    async def _stream_async(self, chunk: Any) -> None:
+        try:
+            encoded = self._chunk(chunk)
+            if encoded is not None:
+                sent: Awaitable[None] = self._send_partial(encoded)
+                await sent
+        except HayataError as error:
+            self._raised_by_us.append(error)
+            raise
+
+    def _chunk(self, chunk: Any) -> m.Value | None:
+        """Encode a chunk; None when nobody reads it. What it is gets checked all the same."""
+        if not isinstance(chunk, Mapping):
+            raise error_for(
+                "invalid_partial_result",
+                f"a partial result must be a mapping, not {_shown(chunk)}",
+                details={"type": type(chunk).__name__},
+            )
+        if not self._run.stream:
+            return None
+        return msgspec.Raw(encode(dict(chunk), "chunk", self._agent.types.declared))
+
+    # ----------------------------------------------------------------------------------------------- outcomes
+
+    def _returned(self, result: object) -> m.TaskCompleted | m.TaskFailed:
+        try:
+            update = _checked(self._agent, self._node, result)
+        except HayataError as error:
+            return self._failed(error, retryable=self._retryable(error))
+        except Exception as error:  # noqa: BLE001 - reading the result may call users' code
+            return self._failed(
+                exception_error("invalid_node_result", error), retryable=self._retryable(error)
+            )
+        return m.TaskCompleted(self._run.execution_id, self._edge_id, update)
+
+    def _raised(self, error: BaseException) -> m.TaskFailed:
+        retryable = self._retryable(error)
+        if isinstance(error, HayataError) and any(error is ours for ours in self._raised_by_us):
+            return self._failed(error, retryable=retryable)  # a chunk was refused: that is the reason
+        return self._failed(exception_error("node_exception", error), retryable=retryable)
+
+    def _retryable(self, error: BaseException) -> bool:
+        if self._node.retry is None:
+            return False
+        try:
+            return self._node.retry.matches(error)
+        except Exception:  # noqa: BLE001 - a predicate that fails has not said yes
+            return False
+
+    def _failed(self, error: HayataError, *, retryable: bool) -> m.TaskFailed:
+        return m.TaskFailed(self._run.execution_id, self._edge_id, error_info(error), retryable)
+
+
+def _shown(value: object) -> str:
+    """A value in a message: short, whatever its ``__repr__`` does."""
+    try:
+        shown = value if isinstance(value, str) else repr(value)
+    except Exception:  # noqa: BLE001 - a user's __repr__
+        shown = f"<{type(value).__name__}>"
+    return shown if len(shown) <= 200 else f"{shown[:197]}..."

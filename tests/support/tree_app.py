@@ -1,0 +1,122 @@
+"""Agents for the tests of the worker tree: bodies and policies do what their input says, and tell the test."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from hayata import Agent, Fail, Finish, Next, Node, Supervision
+
+
+def tell(event, **fields):
+    """Tell the test, which listens on a datagram socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(os.environ["TREE_RIG_SOCKET"])
+        sock.send(json.dumps({"event": event, "pid": os.getpid(), **fields}).encode())
+
+
+def act(state, ctx):
+    told = ctx.input or {}
+    tell("body", execution=ctx.execution_id)
+    match told.get("do"):
+        case "block":
+            signal.pause()
+        case "block_until":
+            while not Path(told["gate"]).exists():
+                time.sleep(0.001)
+            tell("returning")
+        case "spawn":
+            spawn(ignoring=told.get("ignoring", False))
+            signal.pause()
+        case "print":
+            print("said by a body")
+            print("said to stderr", file=sys.stderr)
+        case "stream":
+            ctx.stream({"chunk": 1})
+        case "raise":
+            raise RuntimeError("as told")
+    return {"value": told.get("value")}
+
+
+def spawn(*, ignoring):
+    """Leave a child, and a daemon that has forked itself away."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
+        if ignoring
+        else ["sleep", "1000"]
+    )
+    shell = subprocess.run(
+        ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
+    )
+    tell("spawned", child=child.pid, daemon=int(shell.stdout))
+
+
+async def act_async(state, ctx):
+    told = ctx.input or {}
+    tell("body", execution=ctx.execution_id)
+    if told.get("do") == "block":
+        await asyncio.Event().wait()
+    return {"value": told.get("value")}
+
+
+def policy(context):
+    told = context.input or {}
+    tell("policy", step=context.step)
+    match told.get("policy"):
+        case "hang":
+            time.sleep(1000)
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "die_until":
+            marks = Path(told["marks"])
+            with marks.open("a") as file:
+                file.write("x")
+            if len(marks.read_text()) <= told["times"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+        case "wait":
+            while not Path(told["gate"]).exists():
+                time.sleep(0.001)
+        case "next":
+            return Next("act", told)
+        case "fail":
+            return Fail("as told")
+        case "raise":
+            raise RuntimeError("as told")
+    return Finish(told.get("result"))
+
+
+@contextmanager
+def gated():
+    """A lifespan that fails, or takes its time, for as long as the test wants it to."""
+    broken = Path(os.environ["TREE_RIG_BROKEN"])
+    if broken.exists():
+        match broken.read_text():
+            case "slow":
+                while broken.exists():
+                    time.sleep(0.01)
+            case _:
+                raise RuntimeError("no database")
+    yield None
+
+
+tree = Agent(
+    id="tree",
+    nodes=[Node(act, concurrency=4, shutdown=1.0), Node(act_async, shutdown=1.0)],
+    decision_policy=policy,
+    supervision=Supervision(intensity=1000, period=60.0, backoff=0.0),
+)
+
+fragile = Agent(
+    id="fragile",
+    nodes=[Node(act, concurrency=1, lifespan=gated, shutdown=1.0)],
+    decision_policy=policy,
+    supervision=Supervision(intensity=2, period=60.0, backoff=0.0),
+)
+
+agents = [tree, fragile]

@@ -1,0 +1,233 @@
+"""Runs a worker tree in a process of its own, hears what it hears, kills its workers, and leaves nothing behind."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from hayata import messages
+from hayata.memfd import sealed_memfd
+from hayata.messages import Launch
+from hayata_supervisor.process.pidfd import children_of
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+DEADLINE_S = 20.0
+APP = f"{HERE / 'tree_app.py'}:agents"
+BROKEN_APP = f"{HERE / 'tree_broken_app.py'}:agent"
+
+
+class TreeRig:
+    """One tree. ``with TreeRig() as rig``."""
+
+    def __init__(self, app=APP, *, limits=None, broken=None, **launch):
+        self.home = Path(tempfile.mkdtemp(prefix="ht-"))
+        self.broken = self.home / "broken"
+        self.events = []
+        if broken is not None:
+            self.broken.write_text(broken)
+        self._limits = limits or {}
+        self._mark = uuid.uuid4().hex
+        self._launch = launch
+        self._app = app
+
+    def __enter__(self):
+        self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._told.bind(str(self.home / "told"))
+        fields = {"apps": [self._app], "data_dir": str(self.home), "socket": str(self.home / "s"), "sys_path": []}
+        launch_fd = sealed_memfd("launch", messages.encode(Launch(**{**fields, "cwd": "/", **self._launch})))
+        self._stderr = (self.home / "stderr").open("wb")
+        self._driver = subprocess.Popen(
+            [sys.executable, str(HERE / "tree_driver.py"), str(launch_fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            pass_fds=[launch_fd],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "supervisor")]),
+                "TREE_RIG_SOCKET": str(self.home / "told"),
+                "TREE_RIG_BROKEN": str(self.broken),
+                "TREE_RIG_MARK": self._mark,
+                "TREE_RIG_LIMITS": json.dumps(self._limits),
+            },
+        )
+        os.close(launch_fd)
+        os.set_blocking(self._driver.stdout.fileno(), False)
+        self._rest = b""
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        with contextlib.suppress(BrokenPipeError):
+            self._driver.stdin.close()
+        self._driver.kill()
+        self._driver.wait(DEADLINE_S)
+        self._driver.stdout.close()
+        self._stderr.close()
+        self._told.close()
+        left = self._wait_for(lambda: not self.marked(), "the workers' end", quiet=True)
+        for pid in self.marked():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        errors = (self.home / "stderr").read_text()
+        shutil.rmtree(self.home)
+        if kind is None:
+            assert left, "processes outlived the driver"
+            assert not errors, errors
+
+    # Orders
+
+    def order(self, do, **fields):
+        self._driver.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+        self._driver.stdin.flush()
+
+    def evaluate(self, number, agent="tree", **input):
+        self.order("evaluate", agent=agent, number=number, input=input)
+
+    def dispatch(self, execution, agent="tree", node="act", timeout_s=None, filler=0, **input):
+        fields = {"agent": agent, "node": node, "execution": execution, "input": input}
+        self.order("dispatch", **fields, timeout_s=timeout_s, filler=filler)
+
+    # What the tree says
+
+    def hear(self, event, timeout_s=DEADLINE_S, **fields):
+        """Wait for the first unheard event that fits, and take it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for heard in self.events:
+                if heard["event"] == event and fits(heard, fields):
+                    self.events.remove(heard)
+                    return heard
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {event} {fields} in\n{self._recent()}"
+            self._read(left)
+
+    def _recent(self):
+        lines = [str(each)[:400] for each in self.events[-20:]]
+        return "\n".join([*lines, (self.home / "stderr").read_text()[-4000:]])
+
+    def heard(self, event, **fields):
+        """What has been said so far and fits."""
+        self._read(0)
+        return [heard for heard in self.events if heard["event"] == event and fits(heard, fields)]
+
+    def _read(self, timeout_s):
+        stdout = self._driver.stdout.fileno()
+        if not select.select([stdout], [], [], timeout_s)[0]:
+            return
+        data = os.read(stdout, 1 << 20)
+        assert data, f"the driver ended\n{(self.home / 'stderr').read_text()}"
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.events += [json.loads(line) for line in lines]
+
+    def told(self, event, timeout_s=DEADLINE_S):
+        """Wait for the next thing that a body or a policy tells, which must be ``event``."""
+        self._told.settimeout(timeout_s)
+        told = json.loads(self._told.recv(65536))
+        assert told["event"] == event, told
+        return told
+
+    def told_nothing_more(self):
+        """Assert that nothing else was told, up to now."""
+        self._told.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            raise AssertionError(self._told.recv(65536))
+
+    def serving(self, agent="tree", node=None):
+        """Wait until a worker is ready; return its pid."""
+        names = {"agent": agent} if node is None else {"agent": agent, "node": node}
+        while True:
+            ready = self.hear("log", text="worker ready", **names)
+            if ready.get("node") == node:
+                return ready["pid"]
+
+    def all_serving(self):
+        """Wait for the app's first start; return the pids by name."""
+        self.hear("app_loaded")
+        names = [("tree", None), ("tree", "act"), ("tree", "act_async"), ("fragile", None), ("fragile", "act")]
+        return {(agent, node): self.serving(agent, node) for agent, node in names}
+
+    def process(self, role, name):
+        """What the tree says of one process."""
+        self.order("describe")
+        processes = self.hear("tree")["processes"]
+        (found,) = [each for each in processes if (each["role"], each["name"]) == (role, name)]
+        return found
+
+    def answer(self, number):
+        """The answer to an evaluation."""
+        return self.hear("answered", answer={"evaluation": number})["answer"]
+
+    def report(self, execution, timeout_s=DEADLINE_S):
+        """The next report about a task."""
+        return self.hear("reported", timeout_s, report={"execution_id": execution})["report"]
+
+    def descriptors(self):
+        self.order("descriptors")
+        return self.hear("descriptors")
+
+    # Processes
+
+    @property
+    def driver(self):
+        return self._driver.pid
+
+    def children(self):
+        return children_of(self.driver)
+
+    def marked(self):
+        """Pids of all living processes of this test but the driver, wherever they have got to."""
+        mark = f"TREE_RIG_MARK={self._mark}".encode()
+        found = []
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == self._driver.pid:
+                continue
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+        return found
+
+    @staticmethod
+    def turns(pid):
+        """How often a process has gone to sleep. Once more: it has woken, done its work, and sleeps again."""
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    def wait_turn(self, pid, turns):
+        """Wait until a process has slept more than ``turns`` times."""
+        self._wait_for(lambda: self.turns(pid) > turns, f"a turn of {pid}")
+
+    def wait_gone(self, *pids, timeout_s=DEADLINE_S):
+        """Wait until none of the processes exists, not even as a zombie."""
+        self._wait_for(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], f"the end of {pids}", timeout_s)
+
+    def _wait_for(self, condition, what, timeout_s=DEADLINE_S, *, quiet=False):
+        """For what sends no event: look, with a deadline."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                assert quiet, f"waited {timeout_s} s for {what}"
+                return False
+            select.select([], [], [], 0.002)
+        return True
+
+
+def fits(heard, fields):
+    """Whether a mapping has these fields, nested ones too."""
+    return all(
+        fits(heard[name], value) if isinstance(value, dict) and isinstance(heard.get(name), dict) else heard.get(name) == value
+        for name, value in fields.items()
+    )
+
+
+def kill(pid, number=signal.SIGKILL):
+    os.kill(pid, number)

@@ -1,0 +1,349 @@
+"""The app of the tests of the workers: nodes that do what no node should."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hayata import Agent, Context, Fail, Finish, Next, Node, PolicyContext
+
+# Opened at import: the workers must not close it, nor let a socket of theirs take its number.
+APP_FILE = open(__file__, "rb")  # noqa: SIM115
+atexit.register(APP_FILE.close)
+
+
+class NeedsKeyword(Exception):
+    """Can't be rebuilt from its arguments."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+def _double_fork_sleep(record: str, seconds: str = "60") -> None:
+    """Start a daemon that has left its session and its parent; write its pid to ``record``."""
+    script = (
+        "import os, sys, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        f"open({record!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        f"time.sleep({seconds})\n"
+    )
+    subprocess.run([sys.executable, "-S", "-c", script], check=True, close_fds=False)
+
+
+def echo(ctx: Context) -> dict[str, Any]:
+    return {"value": ctx.input["value"]}
+
+
+def facts(ctx: Context) -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "sid": os.getsid(0),
+        "cwd": os.getcwd(),
+        "umask": os.umask(os.umask(0)),
+        "color": os.environ.get("COLOR"),
+        "threads": threading.active_count(),
+        "usr1": str(signal.getsignal(signal.SIGUSR1)),
+        "alarm": signal.getitimer(signal.ITIMER_REAL)[0],
+        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "deps": ctx.deps,
+        "stdin": sys.stdin.read() if sys.stdin is not None else None,
+        "random": __import__("random").random(),
+        "app_file": os.pread(APP_FILE.fileno(), 3, 0).decode(),
+        "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
+    }
+
+
+def make_a_mess(ctx: Context) -> dict[str, Any]:
+    os.chdir("/")
+    os.umask(0o077)
+    os.environ["COLOR"] = "red"
+    os.environ.pop("PATH", None)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.alarm(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return {"pid": os.getpid()}
+
+
+def leave_thread(ctx: Context) -> dict[str, Any]:
+    threading.Thread(target=time.sleep, args=(60,), name="straggler", daemon=True).start()
+    return {"pid": os.getpid()}
+
+
+def leave_child(ctx: Context) -> dict[str, Any]:
+    child = subprocess.Popen(["sleep", "60"])
+    child.returncode = 0  # or Popen complains when it is collected
+    return {"pid": os.getpid(), "child": child.pid}
+
+
+def start_family(ctx: Context) -> dict[str, Any]:
+    """A child, and a daemon; then wait to be killed."""
+    child = subprocess.Popen(["sleep", "60"])
+    Path(ctx.input["record"]).write_text(f"{child.pid}\n")
+    _double_fork_sleep(ctx.input["record"])
+    print("family", flush=True)
+    time.sleep(60)
+    return {}
+
+
+def abort(ctx: Context) -> dict[str, Any]:
+    os.abort()
+
+
+def kill_self(ctx: Context) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def segfault(ctx: Context) -> dict[str, Any]:
+    ctypes.string_at(0)
+    return {}
+
+
+def exit_hard(ctx: Context) -> dict[str, Any]:
+    os._exit(3)
+
+
+def exit_soft(ctx: Context) -> dict[str, Any]:
+    sys.exit("enough")
+
+
+def spin(ctx: Context) -> dict[str, Any]:
+    while True:
+        pass
+
+
+def sleep(ctx: Context) -> dict[str, Any]:
+    print("asleep", flush=True)
+    time.sleep(ctx.input["seconds"])
+    return {"slept": True}
+
+
+def overlap(ctx: Context) -> dict[str, Any]:
+    """Write begin to a file; a child of the task writes on until it is dead."""
+    with open(ctx.input["record"], "a") as record:
+        record.write(f"begin {os.getpid()}\n")
+        record.flush()
+        if ctx.input["hang"]:
+            os.fork()
+            while True:
+                record.write(f"alive {os.getpid()}\n")
+                record.flush()
+                time.sleep(0.001)
+    return {"pid": os.getpid()}
+
+
+def raises(ctx: Context) -> dict[str, Any]:
+    raise NeedsKeyword(reason="no reason")
+
+
+def fork_and_fall_through(ctx: Context) -> dict[str, Any]:
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return {"child": child == 0}
+
+
+def close_everything(ctx: Context) -> dict[str, Any]:
+    os.closerange(3, 200)
+    with open(ctx.input["record"], "w"), open(ctx.input["record"], "a"), open(ctx.input["record"], "a"):
+        return {"closed": True}
+
+
+def big(ctx: Context) -> dict[str, Any]:
+    return {"bytes": b"x" * ctx.input["size"]}
+
+
+def prints(ctx: Context) -> dict[str, Any]:
+    print(f"out {ctx.input['name']}")
+    print(f"err {ctx.input['name']}", file=sys.stderr)
+    print("no end", end="")
+    logging.getLogger("app").warning("logged %s", ctx.input["name"])
+    return {}
+
+
+def flood(ctx: Context) -> dict[str, Any]:
+    line = "x" * 1000 + "\n"
+    while True:
+        sys.stdout.write(line)
+
+
+def streams(ctx: Context) -> dict[str, Any]:
+    """Stream from several threads at once."""
+    count = ctx.input["count"]
+    errors = []
+
+    def send(first: int) -> None:
+        try:
+            for number in range(count):
+                ctx.stream({"number": first + number})
+        except Exception as error:
+            errors.append(getattr(error, "code", repr(error)))
+
+    threads = [threading.Thread(target=send, args=(start * count,)) for start in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"errors": errors}
+
+
+def stream_late(ctx: Context) -> dict[str, Any]:
+    """A thread that streams on when the task is over, and writes down what it is told."""
+
+    def send() -> None:
+        begun.set()
+        while True:
+            try:
+                ctx.stream({"late": True})
+            except Exception as error:
+                Path(ctx.input["record"]).write_text(getattr(error, "code", repr(error)))
+                return
+
+    begun = threading.Event()
+    threading.Thread(target=send, name="late").start()
+    begun.wait()
+    return {}
+
+
+ACTIONS = {
+    action.__name__: action
+    for action in (
+        echo, facts, make_a_mess, leave_thread, leave_child, start_family, abort, kill_self, segfault, exit_hard,
+        exit_soft, spin, sleep, overlap, raises, fork_and_fall_through, close_everything, big, prints, flood, streams,
+        stream_late,
+    )
+}  # fmt: skip
+
+
+def act(state: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    return ACTIONS[ctx.input["do"]](ctx)
+
+
+async def act_async(state: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    do = ctx.input["do"]
+    if do == "wait":
+        await asyncio.sleep(ctx.input["seconds"])
+    elif do == "stubborn":
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                print("never", flush=True)
+    elif do == "swallow":
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return {"swallowed": True}
+    elif do == "cancel_self":
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
+    elif do == "stream":
+        for number in range(ctx.input["count"]):
+            await ctx.stream({"number": number})
+    elif do == "fork":
+        if os.fork() == 0:
+            await asyncio.sleep(0)
+            return {"child": True}
+        await asyncio.sleep(0.05)
+        return {"child": False}
+    elif do == "subprocess":
+        process = await asyncio.create_subprocess_exec("sleep", "60")
+        return {"pid": os.getpid(), "child": process.pid}
+    elif do in ACTIONS:
+        return ACTIONS[do](ctx)
+    return {"pid": os.getpid(), "deps": ctx.deps}
+
+
+def trivial(state: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    return {"n": 1}
+
+
+async def trivial_async(state: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    return {"n": 1}
+
+
+@contextmanager
+def deps() -> Iterator[dict[str, Any]]:
+    print("enter")
+    yield {"made_in": os.getpid()}
+    print("leave")
+
+
+@asynccontextmanager
+async def async_deps() -> Any:
+    await asyncio.sleep(0)
+    print("enter")
+    yield {"made_in": os.getpid()}
+    print("leave")
+
+
+@contextmanager
+def broken_deps() -> Iterator[None]:
+    raise RuntimeError("no database")
+    yield
+
+
+@contextmanager
+def deadly_deps() -> Iterator[None]:
+    os._exit(9)
+    yield
+
+
+def policy(context: PolicyContext) -> Any:
+    step = context.input
+    if step == "next":
+        return Next("single", {"do": "echo", "value": 1})
+    if step == "fail":
+        return Fail("because")
+    if step == "raise":
+        raise NeedsKeyword(reason="policy")
+    if step == "exit":
+        sys.exit(5)
+    if step == "big":
+        return Finish(b"x" * 2_000_000)
+    if step == "hang":
+        time.sleep(60)
+    if step == "crash":
+        os.abort()
+    print("policy says finish")
+    return Finish({"pid": os.getpid()})
+
+
+workshop = Agent(
+    id="workshop",
+    nodes=[
+        Node(act, name="single", concurrency=1),
+        Node(act, name="pair", concurrency=2),
+        Node(act, name="fresh", concurrency=1, isolation="fresh"),
+        Node(act, name="limited", concurrency=1, max_tasks=3),
+        Node(act, name="held", concurrency=1, shutdown=0.3),
+        Node(act, name="with_deps", concurrency=1, lifespan=deps),
+        Node(act, name="broken", concurrency=1, lifespan=broken_deps),
+        Node(act, name="deadly", concurrency=1, lifespan=deadly_deps),
+        Node(act, name="small", concurrency=1, memory_limit=4 * 1024**3),
+        Node(act_async, name="many", concurrency=8),
+        Node(act_async, name="many_with_deps", concurrency=8, lifespan=async_deps),
+        Node(act_async, name="many_limited", concurrency=4, max_tasks=3),
+        Node(trivial, name="trivial", concurrency=1),
+        Node(trivial_async, name="trivial_async", concurrency=64),
+    ],
+    decision_policy=policy,
+)
