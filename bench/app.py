@@ -1,4 +1,7 @@
-"""The agent that the benchmarks run on Hayata: trivial steps, one decision after each."""
+"""The agent that the benchmarks run on Hayata: trivial steps, one decision after each.
+
+Programs import this module and not the agent out of it: then the forkserver imports this module, and not them.
+"""
 
 from __future__ import annotations
 

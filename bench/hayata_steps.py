@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import hayata
-from bench.app import agent, work
+from bench import app
 from bench.measure import (
     INVOCATION_STEPS,
     WARM_UP_STEPS,
@@ -26,14 +26,14 @@ _TIMEOUT_S = 300.0
 def run(todo: Work) -> Outcome:
     """Do the work."""
     stamps = Stamps(todo.sequential_steps)
-    with hayata.start(agent, data_dir=todo.data_dir) as runtime:
-        _finish(runtime.run("bench", work(WARM_UP_STEPS)), WARM_UP_STEPS)
+    with hayata.start(app.agent, data_dir=todo.data_dir) as runtime:
+        _finish(runtime.run("bench", app.work(WARM_UP_STEPS)), WARM_UP_STEPS)
 
         begin = time.perf_counter()
         for number in range(todo.invocations):
             first = number * INVOCATION_STEPS
             _finish(
-                runtime.run("bench", work(INVOCATION_STEPS, stamps=stamps.path, first=first)),
+                runtime.run("bench", app.work(INVOCATION_STEPS, stamps=stamps.path, first=first)),
                 INVOCATION_STEPS,
             )
         sequential_s = time.perf_counter() - begin
@@ -41,7 +41,7 @@ def run(todo: Work) -> Outcome:
         concurrent_s = None
         if todo.concurrent:
             begin = time.perf_counter()
-            running = [runtime.run("bench", work(INVOCATION_STEPS)) for _ in range(todo.concurrent)]
+            running = [runtime.run("bench", app.work(INVOCATION_STEPS)) for _ in range(todo.concurrent)]
             for invocation in running:
                 _finish(invocation, INVOCATION_STEPS)
             concurrent_s = time.perf_counter() - begin

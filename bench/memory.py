@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psutil
 
 import hayata
-from bench.app import agent, work
+from bench import app
 from bench.contenders import data_dirs
 from bench.measure import end_cleanly_on_sigterm
 from bench.processes import Process, walk
@@ -55,8 +55,12 @@ def main() -> None:
     parser.add_argument("--dir", default="/var/tmp", help="where the data goes (default /var/tmp)")
     options = parser.parse_args()
     end_cleanly_on_sigterm()
-    with data_dirs(options.dir) as dirs, dirs.fresh() as path, hayata.start(agent, data_dir=path) as runtime:
-        running = [runtime.run("bench", work(_STEPS)) for _ in range(_INVOCATIONS)]
+    with (
+        data_dirs(options.dir) as dirs,
+        dirs.fresh() as path,
+        hayata.start(app.agent, data_dir=path) as runtime,
+    ):
+        running = [runtime.run("bench", app.work(_STEPS)) for _ in range(_INVOCATIONS)]
         for invocation in running:
             invocation.result(timeout=_TIMEOUT_S)
         rows = held(runtime.tree())

@@ -18,7 +18,7 @@ import time
 from typing import NamedTuple
 
 import hayata
-from bench.app import agent, work
+from bench import app
 from bench.contenders import DataDirs, data_dirs
 from bench.measure import end_cleanly_on_sigterm, require
 from bench.processes import Deaths, Process, wait_for_tree, walk, with_role
@@ -91,7 +91,7 @@ def _kill(process: Process) -> float:
 
 
 def _one_step(runtime: hayata.Client) -> None:
-    done = runtime.run("bench", work(1)).result(timeout=_TIMEOUT_S)
+    done = runtime.run("bench", app.work(1)).result(timeout=_TIMEOUT_S)
     require(done == 1, f"an invocation of one step gave {done!r}")
 
 
@@ -101,7 +101,7 @@ def measure(samples: int, dirs: DataDirs) -> dict[Measure, list[float]]:
     for number in range(samples):
         for kill in (kill_node, kill_supervisor):
             print(f"bench: sample {number + 1} of {samples}: {kill.__name__}", file=sys.stderr)
-            with dirs.fresh() as path, hayata.start(agent, data_dir=path) as runtime:
+            with dirs.fresh() as path, hayata.start(app.agent, data_dir=path) as runtime:
                 _one_step(runtime)  # an edge worker is up, and everything has run once
                 for what, took_ms in kill(runtime).items():
                     times.setdefault(what, []).append(took_ms)

@@ -123,7 +123,9 @@ class Agent:
     def types(self) -> StateType:
         """What checks the state. For the runtime."""
         if self._types is None:
-            self._types = self._state_type(Problems())
+            problems = Problems()
+            self._types = self._state_type(problems)
+            problems.raise_any(f"agent {self.id!r}")
         return self._types
 
     def names_of(self, reference: NodeReference) -> list[str]:

@@ -277,7 +277,7 @@ class InlineServer(Protocol):
     """
 
     def connect(self) -> Transport:
-        """Open a connection. `Transport.receive` runs what there is to run until it has a message to return."""
+        """Open a connection. Its ``receive`` runs what there is to run until it has a message to return."""
 
     def close(self, drain_s: float, /) -> None:
         """Let what runs end, at most ``drain_s`` seconds, and close the store."""

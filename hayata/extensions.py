@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, EnumMeta
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -57,7 +58,10 @@ def pack_set(elements: Iterable[Any], code: int) -> Ext:
 def pack_enum(member: Enum, value: Any) -> Ext:
     """``value`` is the member's value, lowered."""
     kind = type(member)
-    return Ext(ENUM, _encode([portable_module_name(kind.__module__), kind.__qualname__, value]))
+    module_name = kind.__module__
+    if _lookup(sys.modules.get(module_name), kind.__qualname__) is kind:  # else it came here by value
+        module_name = portable_module_name(module_name)
+    return Ext(ENUM, _encode([module_name, kind.__qualname__, value]))
 
 
 def pack_datetime(value: datetime) -> Ext:
@@ -208,15 +212,20 @@ def _read_enum(parts: list[Any]) -> Any:
     only.
     """
     module_name, qualified_name, value = parts
-    found: Any = imported_module(module_name)
-    for name in qualified_name.split("."):
-        found = getattr(found, "__dict__", {}).get(name)  # not getattr: a module's __getattr__ may import
+    found = _lookup(imported_module(module_name), qualified_name)
     if not isinstance(found, EnumMeta):
         return value
     try:
         return found(value)
     except ValueError:  # the class has lost this member
         return value
+
+
+def _lookup(module: ModuleType | None, qualified_name: str) -> Any:
+    found: Any = module
+    for name in qualified_name.split("."):
+        found = getattr(found, "__dict__", {}).get(name)  # not getattr: a module's __getattr__ may import
+    return found
 
 
 _READERS: dict[int, Callable[[Any], Any]] = {

@@ -140,7 +140,13 @@ def without_wrappers(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def declared_by(*annotations: Any) -> dict[type, Callable[[Any], Any]]:
     """Find the classes that types mention whose instances aren't values; each with its way to builtins."""
-    found: dict[type, Callable[[Any], Any]] = {}
+    dumps = ((kind, _dump_for(kind)) for kind in mentioned_classes(*annotations))
+    return {kind: dump for kind, dump in dumps if dump is not None}
+
+
+def mentioned_classes(*annotations: Any) -> list[type]:
+    """Find all classes that types mention, fields of fields included."""
+    found: list[type] = []
     waiting = list(annotations)
     seen: list[Any] = []
     while waiting:
@@ -151,9 +157,7 @@ def declared_by(*annotations: Any) -> dict[type, Callable[[Any], Any]]:
         waiting += get_args(annotation)
         kind = get_origin(annotation) or annotation
         if isinstance(kind, type):
-            dump = _dump_for(kind)
-            if dump is not None:
-                found[kind] = dump
+            found.append(kind)
             waiting += _field_annotations(kind)
     return found
 

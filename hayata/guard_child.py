@@ -26,7 +26,7 @@ from hayata.errors import HayataError, error_for
 from hayata.memfd import sealed_memfd
 
 STOP_GRACE_S = 45.0
-"""Beyond the drain, until a guard that does not end is killed: longer than its own patience with its supervisor."""
+"""Beyond the drain, until a guard that does not end is killed: longer than its own patience."""
 
 _PACKET_BYTES = 1 << 20
 _ENDING_S = 1.0  # a guard that is about to end closes its socket first
@@ -101,7 +101,7 @@ class GuardChild:
                 raise error_for(
                     "daemon_unavailable",
                     f"the runtime was not ready in {timeout_s:.0f} s",
-                    hint="its log lines say more: log_level='info'; start_timeout_s is the limit for importing",
+                    hint="log_level='info' says more; start_timeout_s is the limit for importing the app",
                 )
 
     def why_gone(self) -> HayataError | None:

@@ -209,61 +209,38 @@ def _failure(reference: str, why: str, *, hint: str = "", traceback: str = "") -
     return error_for("agent_start_failed", f"{reference}: {why}", details=details, hint=hint)
 
 
-# ------------------------------------------------------------------------------------------------------ value
+# ----------------------------------------------------------------------------------------------------- values
 
 
 def dump_value(agents: Sequence[Agent]) -> bytes:
     """Pickle agents by value, for `load_value` in another process.
 
-    Functions and classes of ``__main__`` travel with them; those of modules that the other process could not
-    import do too.
-
     Raises:
         HayataError: ``agent_start_failed``: something that they refer to can't be pickled.
     """
-    import cloudpickle  # type: ignore[import-untyped]
+    from hayata.by_value import pickle_agents
 
-    registered = []
-    for name, module in list(sys.modules.items()):
-        if _defines_a_part(name, agents) and isinstance(module, ModuleType) and not _is_importable(module):
-            cloudpickle.register_pickle_by_value(module)
-            registered.append(module)
     try:
-        data: bytes = cloudpickle.dumps(list(agents))
+        return pickle_agents(agents)
     except Exception as error:
         raise _failure(
             ", ".join(agent.id for agent in agents),
             f"it can't be sent to the workers: {_described(error)}",
             hint="define the agent as a global of a module or script, or make what it holds in its lifespan",
         ) from error
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
-    return data
 
 
 def load_value(data: bytes) -> list[Agent]:
-    """Unpickle what `dump_value` made. Only ever for bytes of this user's own process, never from the socket.
+    """Unpickle what `dump_value` made. Only ever bytes of this user's own process, never from the socket.
 
     Raises:
         HayataError: ``agent_start_failed``.
     """
-    import cloudpickle
+    import cloudpickle  # type: ignore[import-untyped]
 
     with _users_code("agents by value", "they can't be unpickled"), _importing():
         value = cloudpickle.loads(data)
     return _distinct(_agents_of(value, "agents by value"), "agents by value")
-
-
-def _defines_a_part(module_name: str, agents: Sequence[Agent]) -> bool:
-    parts = (
-        part
-        for agent in agents
-        for part in (agent.decision_policy, *(node.fn for node in agent.nodes.values()))
-    )
-    return module_name != "__main__" and any(
-        getattr(part, "__module__", None) == module_name for part in parts
-    )
 
 
 # ------------------------------------------------------------------------------------------------------- back
@@ -310,33 +287,12 @@ def _main_target(module: ModuleType, attr: str) -> str | None:
 
 
 def _module_target(name: str, module: ModuleType) -> str | None:
+    from hayata.by_value import is_importable
+
     path = getattr(module, "__file__", None)
     if isinstance(path, str) and name == script_module_name(path):
         return os.path.realpath(path)
-    return name if _is_importable(module) else None
-
-
-def _is_importable(module: ModuleType) -> bool:
-    """Whether the import system, asked anew, would find this very file."""
-    try:
-        spec = importlib.util.find_spec(module.__name__)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    if spec is None or spec is not getattr(module, "__spec__", None):
-        return spec is not None and spec.origin == getattr(module, "__file__", None)
-    return _found_again(module)
-
-
-def _found_again(module: ModuleType) -> bool:
-    """``find_spec`` answers from ``sys.modules``; ask the finders themselves."""
-    parent, _, _ = module.__name__.rpartition(".")
-    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec = None if find is None else find(module.__name__, path)
-        if spec is not None:
-            return bool(spec.origin == getattr(module, "__file__", None))
-    return False
+    return name if is_importable(module) else None
 
 
 def _globals_on_import(path: str) -> set[str]:

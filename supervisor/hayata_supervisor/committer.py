@@ -10,13 +10,12 @@ other failure to commit the outcome is unknown, and the one honest thing is to e
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 
 from hayata.errors import HayataError
 from hayata_supervisor.core.effects import HOLD_S, Effect, Persist
 from hayata_supervisor.process import clock
+from hayata_supervisor.process.background import Background
 from hayata_supervisor.process.reactor import Reactor, Timer
 from hayata_supervisor.store.interface import Commit, Header, OutOfOrder, Refusal, Store
 
@@ -38,6 +37,7 @@ class Committer:
     """See the module. All methods belong to the loop's thread.
 
     Args:
+        writer: The thread in which every write transaction begins and ends.
         perform: Carries out effects whose record is durable.
         refused: Hears of a record that the store refused.
         broken: Hears that the outcome of a commit is unknown; the process must end.
@@ -47,6 +47,7 @@ class Committer:
         self,
         reactor: Reactor,
         store: Store,
+        writer: Background,
         *,
         perform: Callable[[list[Effect]], None],
         refused: Callable[[Persist, Refusal | HayataError], None],
@@ -65,9 +66,7 @@ class Committer:
         self.full: HayataError | None = None
         self.commits = 0
         self.transactions = 0
-        self._batches: SimpleQueue[list[Commit] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
-        self._thread.start()
+        self._writer = writer
 
     def persist(self, persist: Persist) -> None:
         """Store a record as soon as may be."""
@@ -113,7 +112,8 @@ class Committer:
         self._queue = rest
         if batch:
             self._in_flight = batch
-            self._batches.put([_commit(entry.persist) for entry in batch])
+            commits = [_commit(entry.persist) for entry in batch]
+            self._writer.submit(lambda: self._store.write(commits), self._written, self._failed)
         elif self._timer is None:
             due = min(entry.hold_until for entry in rest)
             self._timer = self._reactor.call_at(due, self._timer_due)
@@ -122,27 +122,15 @@ class Committer:
         self._timer = None
         self._kick_later()
 
-    def _write(self) -> None:
-        """The thread: every write transaction begins and ends here."""
-        while True:
-            commits = self._batches.get()
-            if commits is None:
-                return
-            outcome: list[Refusal | None] | BaseException
-            try:
-                outcome = self._store.write(commits)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must hear of it and decide
-                outcome = error
-            self._reactor.call_from_thread(lambda outcome=outcome: self._written(outcome))  # type: ignore[misc]
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, HayataError) and error.code == "store_full":
+            batch, self._in_flight = self._in_flight, []
+            self._park(batch, error)
+        else:
+            self._broken(error)
 
-    def _written(self, outcome: list[Refusal | None] | BaseException) -> None:
+    def _written(self, outcome: list[Refusal | None]) -> None:
         batch, self._in_flight = self._in_flight, []
-        if isinstance(outcome, HayataError) and outcome.code == "store_full":
-            self._park(batch, outcome)
-            return
-        if isinstance(outcome, BaseException):
-            self._broken(outcome)
-            return
         self.full = None
         self.transactions += 1
         self.commits += len(batch)
@@ -172,11 +160,6 @@ class Committer:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._reactor.call_later(_FULL_RETRY_S, self._timer_due)
-
-    def close(self) -> None:
-        """End the thread; everything must be durable, or is given up."""
-        self._batches.put(None)
-        self._thread.join()
 
 
 def _commit(persist: Persist) -> Commit:

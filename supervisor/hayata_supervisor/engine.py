@@ -49,8 +49,8 @@ from hayata_supervisor.core.invocation import Invocation
 from hayata_supervisor.core.views import events, restore
 from hayata_supervisor.hub import PAGE, Hub
 from hayata_supervisor.process import clock
+from hayata_supervisor.process.background import Background
 from hayata_supervisor.process.reactor import Reactor, Timer
-from hayata_supervisor.reader import Reader
 from hayata_supervisor.store.interface import Header, Loaded, OutOfOrder, Refusal, Store, Taken, Unstorable
 from hayata_supervisor.tree.port import AgentAnswer, Log, TaskReport, failure
 
@@ -112,15 +112,18 @@ class Engine:
         store: Store,
         log: Log,
         *,
+        writer: Background,
+        reader: Background,
         app_events: Callable[[int, str, ErrorInfo | None], None],
         broken: Callable[[BaseException], None],
     ) -> None:
         self.reactor = reactor
         self.store = store
         self.log = log
-        self.reader = Reader(reactor)
+        self.reader = reader
+        self._writer = writer
         self.committer = Committer(
-            reactor, store, perform=self._perform_durable, refused=self._refused, broken=broken
+            reactor, store, writer, perform=self._perform_durable, refused=self._refused, broken=broken
         )
         self.hub = Hub(self._page, self._is_open)
         self.agents: dict[str, Agent] = {}
@@ -336,11 +339,11 @@ class Engine:
                 agent.coordinator.adopt(restored(loaded), loaded.memory)
                 self.perform(subject.agent, agent.coordinator.begin(now()))
 
-        self.reader.ask(lambda: self.store.load(subject.id), take, self.read_failed)
+        self.reader.submit(lambda: self.store.load(subject.id), take, self.read_failed)
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
-    def read_failed(self, error: Exception) -> None:
+    def read_failed(self, error: BaseException) -> None:
         """A read that nobody answers for failed."""
         self.log.error("store read failed", error=str(error))
 
@@ -352,7 +355,7 @@ class Engine:
         before: int | None,
         answered: Callable[[tuple[list[EventInfo], int]], None],
     ) -> None:
-        self.reader.ask(
+        self.reader.submit(
             lambda: events(invocation, self.store.records(invocation, first_record), after, before, PAGE),
             answered,
             self.read_failed,
@@ -394,7 +397,7 @@ class Engine:
 
     def close(self) -> None:
         """End the threads and give the store back."""
-        self.committer.close()
+        self._writer.close()
         self.reader.close()
         self.store.close()
 

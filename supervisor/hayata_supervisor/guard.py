@@ -289,9 +289,10 @@ class Guard:
 
     def _give_up(self, fatal: Fatal) -> None:
         error = fatal.error
-        self._stderr.fatal(error.code, error.message, hint=error.hint, traceback=_traceback(error))
-        if self._parent:
-            self._parent.send(fatal)
+        # Whoever waits for the start of an embedded runtime raises it; later there may be nobody who looks.
+        told = self._parent is not None and self._parent.send(fatal) and not self._served
+        if not told:
+            self._stderr.fatal(error.code, error.message, hint=error.hint, traceback=_traceback(error))
         self._exit_code = fatal.exit_code
         self._reactor.stop()
 

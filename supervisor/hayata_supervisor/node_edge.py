@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from hayata_supervisor.node_tasks import Task
 
 
+EOF_GRACE_S = 0.05
+"""How long an edge may live after its stream has ended."""
+
+
 class _Head(msgspec.Struct, array_like=True, frozen=True):
     """The first fields of a frame: all that a node looks at before it forwards the frame as it is."""
 
@@ -171,8 +175,12 @@ class Edge:
     def closed(self, reason: FrameTooLarge | OSError | None) -> None:
         """The stream has ended. That is no death: a task may have closed it, and runs on."""
         disown(self._fd)
-        if self.exit is None:
-            self.kill("broken protocol" if reason is not None else "closed its stream")
+        if reason is not None:
+            self.kill("broken protocol")
+        elif self.exit is None:
+            # A process that exits closes its descriptors first, and is dead a moment later.
+            self._cancel_timer()
+            self._kill_timer = self._reactor.call_later(EOF_GRACE_S, lambda: self.kill("closed its stream"))
 
     def _became_ready(self) -> None:
         self._cancel_timer()

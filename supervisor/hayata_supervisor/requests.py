@@ -252,7 +252,7 @@ class Requests:
     def _read(self, query: Callable[[], T], answered: Callable[[T], None], sink: Sink) -> None:
         """Ask the store; what goes wrong, there or in ``answered``, is the sink's answer."""
 
-        def failed(error: Exception) -> None:
+        def failed(error: BaseException) -> None:
             if isinstance(error, HayataError):
                 sink.reply(m.Refused(failure(error.code, error.message, hint=error.hint, **error.details)))
                 return
@@ -265,7 +265,7 @@ class Requests:
             except Refusal as refusal:
                 sink.reply(m.Refused(refusal.error))
 
-        self._engine.reader.ask(query, guarded, failed)
+        self._engine.reader.submit(query, guarded, failed)
 
     def _with_invocation(self, name: str, sink: Sink, found: Callable[[Header], None]) -> None:
         check_name("invocation_id", name)

@@ -30,9 +30,10 @@ _decode = m.decoder(m.ToServer).decode
 
 
 class Server:
-    """Listens on a socket that it was given.
+    """Serves connections.
 
     Args:
+        listener: Where to accept them; None: only those that are given to `adopt`.
         version: Of the package, told to clients.
         requests: Grants what clients ask.
     """
@@ -40,7 +41,7 @@ class Server:
     def __init__(
         self,
         reactor: Reactor,
-        listener: socket.socket,
+        listener: socket.socket | None,
         requests: Requests,
         log: Log,
         *,
@@ -48,7 +49,6 @@ class Server:
         gone: Callable[[Connection], None],
         cap_bytes: int,
     ) -> None:
-        listener.setblocking(False)
         self._reactor = reactor
         self._listener = listener
         self.requests = requests
@@ -57,9 +57,12 @@ class Server:
         self._gone = gone
         self._cap = cap_bytes
         self._connections: set[Connection] = set()
-        reactor.watch_read(listener.fileno(), self._accept)
+        if listener is not None:
+            listener.setblocking(False)
+            reactor.watch_read(listener.fileno(), self._accept)
 
     def _accept(self) -> None:
+        assert self._listener is not None
         for _ in range(_ACCEPTS_A_TURN):
             try:
                 sock, _ = self._listener.accept()
@@ -68,12 +71,17 @@ class Server:
             except OSError as error:  # no descriptors left: clients wait in the queue until some are
                 self.log.warning("accept failed", error=str(error))
                 return
-            connection = Connection(self, self._reactor, sock, self._cap)
-            self._connections.add(connection)
+            connection = self.adopt(sock)
             if not _is_ours(sock):
                 connection.refuse("permission_denied", "this daemon belongs to another user")
             elif len(self._connections) > _MAX_CONNECTIONS:
                 connection.refuse("overloaded", f"{_MAX_CONNECTIONS} connections are open", "close some")
+
+    def adopt(self, sock: socket.socket) -> Connection:
+        """Serve a connected socket."""
+        connection = Connection(self, self._reactor, sock, self._cap)
+        self._connections.add(connection)
+        return connection
 
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
@@ -82,7 +90,8 @@ class Server:
 
     def close(self) -> None:
         """Write what can be written, close the connections and stop to listen; the guard keeps the socket."""
-        self._reactor.unwatch_read(self._listener.fileno())
+        if self._listener is not None:
+            self._reactor.unwatch_read(self._listener.fileno())
         for connection in list(self._connections):
             connection.channel.flush()
             connection.channel.close()

@@ -25,6 +25,7 @@ from hayata.messages import Beat, ErrorInfo, Fatal, Launch, ProcessInfo, Serving
 from hayata_supervisor.engine import Engine
 from hayata_supervisor.logs import LogThread
 from hayata_supervisor.process import clock, prctl
+from hayata_supervisor.process.background import BackgroundThread
 from hayata_supervisor.process.packets import Packets
 from hayata_supervisor.process.pidfd import open_pidfd
 from hayata_supervisor.process.reactor import Reactor
@@ -79,7 +80,15 @@ class Supervisor:
         self._tree_stopping = False
         self._exit_code = 0
         store = open_store(Path(launch.data_dir))
-        self._engine = Engine(self._reactor, store, self._log, app_events=self._app_settled, broken=self._broken)
+        self._engine = Engine(
+            self._reactor,
+            store,
+            self._log,
+            writer=BackgroundThread(self._reactor, "store-writer"),
+            reader=BackgroundThread(self._reactor, "store-reader"),
+            app_events=self._app_settled,
+            broken=self._broken,
+        )
         recovered = self._engine.load(store.load_open())
         self._tree = WorkerTree(self._reactor, launch, launch_fd, self._engine, self._log, dict(os.environ))
         self._engine.workers = self._tree

@@ -87,7 +87,7 @@ def test_policy_time_limit_begins_when_its_turn_comes():
             rig.evaluate(number, policy="wait", gate=str(gate), result=number)
         for number, gate in enumerate(gates):  # 0.6 s each: less than the limit, together more
             rig.told("policy")
-            assert not rig._wait_for(lambda: rig.heard("answered"), "", 0.6, quiet=True)
+            rig.hears_nothing("answered", for_s=0.6)
             gate.touch()
             assert rig.answer(number)["result"] == number
 
@@ -184,17 +184,35 @@ def test_node_killed_before_a_task_was_written_runs_it_in_the_next_one(rig):
 
 
 def test_node_killed_dispatch_while_it_is_down_waits_for_the_next_one(rig):
-    kill(rig.pids["tree", "act"])
-    rig.dispatch("e1", value=1)
-    assert rig.report("e1")["update"] == {"value": 1}
+    forkserver = rig.node_down(rig.pids["tree", "act"])
+    for number in range(3):
+        rig.dispatch(f"e{number}", value=number)
+    assert rig.process("node", "tree/act")["status"] == "starting"
+    kill(forkserver, signal.SIGCONT)
+    for number in range(3):
+        assert rig.report(f"e{number}")["update"] == {"value": number}
+    node = rig.process("node", "tree/act")
+    assert (node["restarts"], node["last_exit"]) == (1, "signal SIGKILL")
 
 
-def test_node_killed_before_it_is_ready_is_started_again(rig):
-    pid = rig.pids["fragile", "act"]
-    rig.order("describe")
-    kill(pid)
-    rig.serving("fragile", "act")
-    assert rig.process("node", "fragile/act")["restarts"] == 1
+def test_worker_that_does_not_get_ready_is_killed_and_given_up_and_comes_back():
+    with TreeRig(broken="stuck worker", start_timeout_s=1.0, node_retry_s=0.5) as rig:
+        error = rig.hear("agent_given_up", agent="fragile")["error"]
+        assert "not ready within 1 s" in error["message"]
+        rig.hear("node_given_up", agent="fragile")
+        rig.broken.unlink()
+        rig.hear("agent_back", agent="fragile")
+        rig.hear("node_back", agent="fragile")
+        rig.dispatch("e1", agent="fragile", value=1)
+        assert rig.report("e1")["update"] == {"value": 1}
+
+
+def test_forkserver_that_hangs_in_a_fork_is_replaced():
+    with TreeRig(broken="stuck between", limits=QUICK) as rig:
+        rig.hear("log", text="forkserver died")
+        rig.broken.unlink()
+        rig.all_serving()
+        assert len(rig.children()) == 6
 
 
 def test_node_that_dies_too_often_is_given_up_and_comes_back():
@@ -258,7 +276,7 @@ def test_node_whose_edge_takes_long_to_start_is_not_taken_for_hung():
         rig.all_serving()
         rig.dispatch("e1", agent="fragile", value=1, timeout_s=0.2)
         # Three times as long as a hung node would be given.
-        assert not rig._wait_for(lambda: rig.heard("reported"), "", 3.6, quiet=True)
+        rig.hears_nothing("reported", for_s=3.6)
         rig.broken.unlink()
         assert rig.report("e1")["update"] == {"value": 1}
         assert rig.process("node", "fragile/act")["restarts"] == 0
@@ -334,6 +352,7 @@ def test_forkserver_whose_app_no_longer_imports_is_reported_and_its_workers_stay
         rig.evaluate(1, agent="mended")
         assert rig.answer(1)["type"] == "DecidedNext"
         kill(node)
+        rig.hear("log", text="worker died", pid=node)
         rig.dispatch("e1", agent="mended")
         rig.hear("app_failed")
         rig.broken.unlink()
@@ -362,10 +381,9 @@ def test_everything_killed_at_once_comes_back(rig):
 def test_driver_killed_takes_every_worker_with_it(rig):
     rig.dispatch("e1", do="block")
     rig.told("body")
-    workers = rig.marked()
-    assert len(workers) == 7
+    assert len(rig.marked()) == 7
     kill(rig.driver)
-    rig.wait_gone(*workers, timeout_s=1.0)
+    rig.wait_unmarked(timeout_s=1.0)
 
 
 def test_sixty_crash_restarts_leave_the_number_of_descriptors_unchanged(rig):

@@ -101,7 +101,7 @@ def test_import_that_exits_is_told(tmp_path: Path):
     ("start", "name"),
     [
         ("import threading\nthreading.Thread(target=time.sleep, args=(60,), name='refresher', daemon=True).start()", "refresher"),
-        ("import _thread\n_thread.start_new_thread(time.sleep, (60,))\ntime.sleep(0.2)", "does not know"),
+        ("import _thread\n_thread.start_new_thread(lambda: time.sleep(60), ())\ntime.sleep(0.2)", "does not know"),
     ],
 )
 def test_import_that_leaves_a_thread_is_refused_by_name(tmp_path: Path, start: str, name: str):

@@ -9,7 +9,7 @@ import pytest
 
 from hayata import values
 from hayata.messages import EdgeEnded, EdgeStartFailed, ErrorInfo, StopWorker, TaskCompleted, TaskFailed, TaskInterrupted
-from tests.support.worker_harness import Supervisor, details
+from tests.support.worker_harness import APP, Supervisor, details, open_files
 
 pytest_plugins = ["tests.support.worker_fixtures"]
 
@@ -24,12 +24,15 @@ def test_task_warm_edge_is_reused(supervisor: Supervisor):
 
 
 def test_edge_leads_a_session_and_has_only_its_own_descriptors(supervisor: Supervisor):
-    facts = supervisor.node("single").call("a", {"do": "facts"})
+    node = supervisor.node("single")
+    facts = node.call("a", {"do": "facts"})
     assert facts["sid"] == facts["pid"]
     assert facts["stdin"] == ""
     assert facts["app_file"] == '"""', "the app's own descriptor must stay open"
-    # 0, 1, 2, the app's file, the stream, and the directory that was being listed.
-    assert len(facts["fds"]) == 6
+    from_outside = {"/dev/null", *open_files(os.getpid())}
+    own = sorted(name.partition(":")[0] for name in open_files(facts["pid"]) if name not in from_outside)
+    assert own == sorted([APP, "pipe", "pipe", "socket"])
+    assert node.pid == facts["ppid"]
 
 
 def test_edges_of_one_node_draw_different_random_numbers(supervisor: Supervisor):
@@ -113,7 +116,8 @@ def test_async_max_tasks_replaces_the_edge_and_loses_nothing(supervisor: Supervi
         node.run(f"t{number}", {"do": "wait", "seconds": 0.01})
     ends = [node.end_of(f"t{number}") for number in range(12)]
     assert all(isinstance(end, TaskCompleted) for end in ends), ends
-    assert len({values.decode_mapping(end.update)["pid"] for end in ends}) == 4
+    # A task or two may be on their way when the edge says that it has had enough.
+    assert len({values.decode_mapping(end.update)["pid"] for end in ends}) >= 3
 
 
 def test_async_left_over_child_retires_the_idle_edge(supervisor: Supervisor):
@@ -139,14 +143,12 @@ def test_chunk_refused_by_the_supervisor_raises_in_the_body(supervisor: Supervis
     assert node.call("a", {"do": "streams", "count": 5}) == {"errors": ["execution_not_active"] * 3}
 
 
-def test_chunk_of_a_finished_task_is_refused(supervisor: Supervisor, tmp_path: Path):
-    node = supervisor.node("single")
-    record = tmp_path / "told"
-    node.call("a", {"do": "stream_late", "record": str(record)})
-    end = len(node.messages)
-    node.wait_for(EdgeEnded)  # the thread that was left retires the edge
-    assert record.read_text() == "execution_not_active"
-    assert not [message for message in node.messages[end:] if type(message).__name__ == "Partial"]
+def test_chunk_of_a_finished_task_is_refused(supervisor: Supervisor):
+    node = supervisor.node("with_pool")
+    node.call("a", {"do": "stream_late"})
+    assert node.call("b", {"do": "late_answer"}) == {"told": "execution_not_active"}
+    kinds = [type(message).__name__ for message in node.messages]
+    assert "Partial" not in kinds[kinds.index("TaskCompleted") :]
 
 
 def test_async_chunks_are_acknowledged(supervisor: Supervisor):
@@ -203,7 +205,7 @@ def test_sys_exit_fails_the_task_and_not_the_edge(supervisor: Supervisor, name: 
 @pytest.mark.parametrize(("name", "action"), [("single", "fork_and_fall_through"), ("many", "fork")])
 def test_task_that_forks_and_falls_through_delivers_once(supervisor: Supervisor, name: str, action: str):
     node = supervisor.node(name)
-    assert node.call("a", {"do": action})["child" if name == "single" else "pid"] in (False, node.edge().pid)
+    assert node.call("a", {"do": action}) == {"child": False}
     # The harness refuses a second end of a task; this one comes after whatever the child may have sent.
     node.call("b", {"do": "facts"})
 

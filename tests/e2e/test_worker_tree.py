@@ -14,6 +14,7 @@ from tests.support.tree_rig import APP, BROKEN_APP, TreeRig, kill
 @pytest.fixture()
 def rig():
     with TreeRig() as rig:
+        rig.loaded = rig.hear("app_loaded")
         yield rig
 
 
@@ -21,7 +22,7 @@ def rig():
 
 
 def test_start_app_of_two_agents_runs_a_worker_for_each_agent_and_node(rig):
-    loaded = rig.hear("app_loaded")
+    loaded = rig.loaded
     assert (loaded["index"], loaded["reference"], loaded["agents"]) == (0, APP, ["tree", "fragile"])
     names = [("tree", None), ("tree", "act"), ("tree", "act_async"), ("fragile", None), ("fragile", "act")]
     pids = {rig.serving(agent, node) for agent, node in names}
@@ -80,7 +81,8 @@ def test_evaluate_each_decision_is_answered(rig):
 
 
 def test_evaluate_many_at_once_are_answered_in_order(rig):
-    rig.order("many", orders=[{"do": "evaluate", "agent": "tree", "number": number} for number in range(300)])
+    orders = [{"do": "evaluate", "agent": "tree", "number": number, "input": {"quiet": True}} for number in range(300)]
+    rig.order("many", orders=orders)
     rig.answer(299)
     answered = [each["answer"]["evaluation"] for each in rig.heard("answered")]
     assert answered == list(range(299))
@@ -97,6 +99,7 @@ def test_check_update_is_answered_with_the_mapping_or_the_reason(rig):
 
 def test_evaluate_over_the_frame_cap_fails_that_one_alone():
     with TreeRig(frame_cap_bytes=200_000) as rig:
+        rig.hear("app_loaded")
         rig.evaluate(1, result="x" * 300_000)
         rig.evaluate(2, result="small")
         assert rig.answer(1)["error"]["code"] == "frame_too_large"
@@ -116,9 +119,7 @@ def test_dispatch_result_is_reported_and_the_edge_is_in_the_tree(rig, node):
     assert edge["pid"] == rig.told("body")["pid"]
 
 
-def test_dispatch_before_anything_runs_is_run_when_the_node_is_up(rig):
-    # The driver takes orders while its forkserver is still importing.
-    rig.hear("app_loaded")
+def test_dispatch_before_the_node_is_up_is_run_when_it_is(rig):
     rig.order("many", orders=[order(f"e{n}") for n in range(3)])
     assert {rig.report(f"e{n}")["type"] for n in range(3)} == {"TaskCompleted"}
 
@@ -168,11 +169,7 @@ def test_kill_running_task_ends_it_and_the_node_goes_on(rig, node):
 
 
 def test_kill_task_that_waits_for_its_node_reports_that_it_never_ran(rig):
-    pids = rig.all_serving()
-    forkserver = rig.process("forkserver", APP)["pid"]
-    kill(forkserver, signal.SIGSTOP)  # so that the node stays down
-    kill(pids["tree", "act"])
-    rig.wait_gone(pids["tree", "act"])
+    forkserver = rig.node_down(rig.all_serving()["tree", "act"])
     rig.dispatch("e1")
     rig.dispatch("e2", value=2)
     rig.order("kill", agent="tree", node="act", execution="e1", reason="sibling_failed")

@@ -50,19 +50,19 @@ class Rig:
             **more,
         }
 
-    def start(self, launch=None, *, limits=None, fds=(), prefix=(), environ=None, **popen):
+    def start(self, launch=None, *, limits=None, fds=(), prefix=(), environ=None, stderr=None, **popen):
         """Start a guard; its stderr is a file, so that nobody has to drain it."""
         launch_fd = sealed_memfd("launch", messages.encode(launch or self.launch()))
-        with open(f"{self.home}/stderr-{len(self._guards)}", "wb") as stderr:
+        with open(f"{self.home}/stderr-{len(self._guards)}", "wb") as file:
             guard = subprocess.Popen(
                 [*prefix, sys.executable, str(DRIVER), "--launch-fd", str(launch_fd)],
                 pass_fds=[launch_fd, *fds],
                 env=self.environ(limits or {}, **(environ or {})),
-                stderr=stderr,
+                stderr=file if stderr is None else stderr,
                 **popen,
             )
         os.close(launch_fd)
-        guard.stderr_path = Path(stderr.name)
+        guard.stderr_path = Path(file.name)
         self._guards.append(guard)
         return guard
 

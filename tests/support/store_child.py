@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from hayata.errors import HayataError
+from hayata_supervisor.process import prctl
 from hayata_supervisor.store.interface import Commit, Store, StoreBroken
 from hayata_supervisor.store.lmdb_store import LmdbStore, open_store
 from tests.support.store_commits import first, header
@@ -93,7 +93,7 @@ def nursery(data_dir: Path) -> None:
     for _ in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            prctl.die_with_parent()
             batches(data_dir, 0)
             os._exit(0)
         tell("pid", pid)

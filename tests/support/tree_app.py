@@ -67,7 +67,8 @@ async def act_async(state, ctx):
 
 def policy(context):
     told = context.input or {}
-    tell("policy", step=context.step)
+    if not told.get("quiet"):
+        tell("policy", step=context.step)
     match told.get("policy"):
         case "hang":
             time.sleep(1000)
@@ -104,6 +105,19 @@ def gated():
                 raise RuntimeError("no database")
     yield None
 
+
+FORKSERVER = os.getpid()
+
+
+def after_fork():
+    """A worker, or the process between the forks, that gets stuck before our own code has a say."""
+    broken = Path(os.environ["TREE_RIG_BROKEN"])
+    stuck = broken.read_text() if broken.exists() else ""
+    if stuck == ("stuck between" if os.getppid() == FORKSERVER else "stuck worker"):
+        signal.pause()
+
+
+os.register_at_fork(after_in_child=after_fork)
 
 tree = Agent(
     id="tree",

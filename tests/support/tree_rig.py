@@ -33,6 +33,7 @@ class TreeRig:
         self.home = Path(tempfile.mkdtemp(prefix="ht-"))
         self.broken = self.home / "broken"
         self.events = []
+        self.loaded = None
         if broken is not None:
             self.broken.write_text(broken)
         self._limits = limits or {}
@@ -144,15 +145,12 @@ class TreeRig:
 
     def serving(self, agent="tree", node=None):
         """Wait until a worker is ready; return its pid."""
-        names = {"agent": agent} if node is None else {"agent": agent, "node": node}
-        while True:
-            ready = self.hear("log", text="worker ready", **names)
-            if ready.get("node") == node:
-                return ready["pid"]
+        return self.hear("log", text="worker ready", agent=agent, node=node)["pid"]
 
     def all_serving(self):
         """Wait for the app's first start; return the pids by name."""
-        self.hear("app_loaded")
+        if not self.loaded:
+            self.loaded = self.hear("app_loaded")
         names = [("tree", None), ("tree", "act"), ("tree", "act_async"), ("fragile", None), ("fragile", "act")]
         return {(agent, node): self.serving(agent, node) for agent, node in names}
 
@@ -206,6 +204,22 @@ class TreeRig:
         """Wait until a process has slept more than ``turns`` times."""
         self._wait_for(lambda: self.turns(pid) > turns, f"a turn of {pid}")
 
+    def wait_unmarked(self, timeout_s):
+        """Wait until no process of this test but the driver lives."""
+        self._wait_for(lambda: not self.marked(), "the workers' end", timeout_s)
+
+    def hears_nothing(self, event, for_s):
+        """Assert that ``event`` does not come within ``for_s`` seconds."""
+        assert not self._wait_for(lambda: self.heard(event), event, for_s, quiet=True), self.heard(event)
+
+    def node_down(self, pid):
+        """Kill a worker of the app, and stop the forkserver so that it stays down. `kill` SIGCONT ends that."""
+        forkserver = self.process("forkserver", self._app)["pid"]
+        os.kill(forkserver, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        self.hear("log", text="worker died", pid=pid)
+        return forkserver
+
     def wait_gone(self, *pids, timeout_s=DEADLINE_S):
         """Wait until none of the processes exists, not even as a zombie."""
         self._wait_for(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], f"the end of {pids}", timeout_s)
@@ -222,9 +236,9 @@ class TreeRig:
 
 
 def fits(heard, fields):
-    """Whether a mapping has these fields, nested ones too."""
+    """Whether a mapping has these fields, nested ones too. None: it has no such field."""
     return all(
-        fits(heard[name], value) if isinstance(value, dict) and isinstance(heard.get(name), dict) else heard.get(name) == value
+        fits(heard[name], value) if isinstance(value, dict) and name in heard else heard.get(name) == value
         for name, value in fields.items()
     )
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,6 @@ def facts(ctx: Context) -> dict[str, Any]:
         "stdin": sys.stdin.read() if sys.stdin is not None else None,
         "random": __import__("random").random(),
         "app_file": os.pread(APP_FILE.fileno(), 3, 0).decode(),
-        "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")),
     }
 
 
@@ -204,21 +204,24 @@ def streams(ctx: Context) -> dict[str, Any]:
 
 
 def stream_late(ctx: Context) -> dict[str, Any]:
-    """A thread that streams on when the task is over, and writes down what it is told."""
+    """A thread of the lifespan streams on when the task is over, and says what it is told."""
 
-    def send() -> None:
+    def send() -> str:
         begun.set()
         while True:
             try:
                 ctx.stream({"late": True})
             except Exception as error:
-                Path(ctx.input["record"]).write_text(getattr(error, "code", repr(error)))
-                return
+                return getattr(error, "code", repr(error))
 
     begun = threading.Event()
-    threading.Thread(target=send, name="late").start()
+    ctx.deps["answer"] = ctx.deps["pool"].submit(send)
     begun.wait()
     return {}
+
+
+def late_answer(ctx: Context) -> dict[str, Any]:
+    return {"told": ctx.deps["answer"].result()}
 
 
 ACTIONS = {
@@ -226,7 +229,7 @@ ACTIONS = {
     for action in (
         echo, facts, make_a_mess, leave_thread, leave_child, start_family, abort, kill_self, segfault, exit_hard,
         exit_soft, spin, sleep, overlap, raises, fork_and_fall_through, close_everything, big, prints, flood, streams,
-        stream_late,
+        stream_late, late_answer,
     )
 }  # fmt: skip
 
@@ -287,6 +290,13 @@ def deps() -> Iterator[dict[str, Any]]:
     print("leave")
 
 
+@contextmanager
+def pool() -> Iterator[dict[str, Any]]:
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(int).result()
+        yield {"pool": threads}
+
+
 @asynccontextmanager
 async def async_deps() -> Any:
     await asyncio.sleep(0)
@@ -336,6 +346,7 @@ workshop = Agent(
         Node(act, name="limited", concurrency=1, max_tasks=3),
         Node(act, name="held", concurrency=1, shutdown=0.3),
         Node(act, name="with_deps", concurrency=1, lifespan=deps),
+        Node(act, name="with_pool", concurrency=1, lifespan=pool),
         Node(act, name="broken", concurrency=1, lifespan=broken_deps),
         Node(act, name="deadly", concurrency=1, lifespan=deadly_deps),
         Node(act, name="small", concurrency=1, memory_limit=4 * 1024**3),

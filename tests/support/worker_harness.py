@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,15 @@ Ended = TaskCompleted | TaskFailed | TaskInterrupted
 def details(error: ErrorInfo) -> dict[str, Any]:
     """An error's details as plain values."""
     return values.decode(error.details)
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process lead to."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # when it is our own: the directory that was being listed
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 class Process:

@@ -44,13 +44,15 @@ class Reactor:
     """
 
     def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
-        self._selector = selector or selectors.EpollSelector()
+        self._selector = selector or selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._soon: deque[Callback] = deque()
         self._turn_end: list[Callback] = []
         self._from_threads: deque[Callback] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd, self._waker_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._waker_fd, False)
         self._running = False
         self.watch_read(self._wake_fd, self._woken)
 
@@ -115,14 +117,14 @@ class Reactor:
         """Call in the loop's thread. The one method that other threads may use."""
         self._from_threads.append(callback)
         try:
-            os.eventfd_write(self._wake_fd, 1)
+            os.write(self._waker_fd, b"!")
         except (BlockingIOError, OSError):
             # Full: it is readable anyway. Closed: the loop is gone, and nobody waits for this call.
             return
 
     def _woken(self) -> None:
         try:
-            os.eventfd_read(self._wake_fd)
+            os.read(self._wake_fd, 4096)
         except BlockingIOError:
             return
         while self._from_threads:
@@ -188,9 +190,11 @@ class Reactor:
         """Give the loop's own descriptors back."""
         self._selector.close()
         os.close(self._wake_fd)
+        os.close(self._waker_fd)
 
     @property
     def descriptors(self) -> list[int]:
         """The loop's own descriptors, for a child that must close them after fork."""
         fd = getattr(self._selector, "fileno", None)
-        return [self._wake_fd] if fd is None else [self._wake_fd, fd()]
+        own = [self._wake_fd, self._waker_fd]
+        return own if fd is None else [*own, fd()]

@@ -28,7 +28,7 @@ BALLAST: Final = "ballast"
 PROBE: Final = "store.probe"
 DATA: Final = "data.mdb"
 
-_OURS = frozenset({LOCK, STORE, STORE_NEW, BALLAST, PROBE, "guard.lock", "hayata.toml"})
+_OURS = frozenset({LOCK, STORE, STORE_NEW, BALLAST, PROBE, "guard.lock", "hayata.toml", "hayata.sock.lock"})
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers that mean: no room. EFBIG is a limit on the size of files (RLIMIT_FSIZE)."""
@@ -155,6 +155,16 @@ def has_room(data_dir: Path, offset: int) -> bool:
     room = _allocate(path, offset, _PROBE_BYTES)
     path.unlink(missing_ok=True)
     return room
+
+
+def lengthen(path: Path, size_bytes: int) -> None:
+    """Make a file that long, with a hole at its end, durably."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, size_bytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def refusal(data_dir: Path, problem: OSError) -> HayataError:

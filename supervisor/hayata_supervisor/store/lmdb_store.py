@@ -18,7 +18,16 @@ from typing import Final
 import lmdb
 
 from hayata.errors import Unavailable
-from hayata_supervisor.store.directory import FULL, Ballast, StoreLock, has_room, prepare
+from hayata_supervisor.store.directory import (
+    DATA,
+    FULL,
+    STORE,
+    Ballast,
+    StoreLock,
+    has_room,
+    lengthen,
+    prepare,
+)
 from hayata_supervisor.store.interface import Commit, Header, Loaded, Refusal, StoreBroken, unstorable
 from hayata_supervisor.store.layout import KEY, META, NAME, key_key
 from hayata_supervisor.store.opening import DEFAULT_MAP_BYTES, Opened, open_environment
@@ -88,6 +97,7 @@ class LmdbStore:
         self._tables = opened.tables
         self._epoch = opened.epoch
         self._data_fd = opened.data_fd
+        self._page_bytes = opened.env.stat()["psize"]
         self.uuid = opened.uuid
         self._pid = os.getpid()
         self._closed = False
@@ -104,11 +114,11 @@ class LmdbStore:
         self._check_process()
         with self._writing:
             self._check_open()
-            if os.fstat(self._data_fd).st_nlink == 0:
-                raise StoreBroken(f"the store in {self._data_dir} was removed while it was in use")
             while True:
                 try:
-                    return self._transact(commits)
+                    refusals = self._transact(commits)
+                    self._check_data_file()
+                    return refusals
                 except lmdb.MapFullError:
                     self._grow()
                 except lmdb.Error as problem:
@@ -180,6 +190,19 @@ class LmdbStore:
         self._last.update(batch.numbers)
         for invocation in batch.closed:
             self._last.pop(invocation, None)
+
+    def _check_data_file(self) -> None:
+        """See, before anybody is told of a commit, that the file it went to is still there, and long enough.
+
+        Pages that one transaction took and gave back are never written: LMDB itself can leave the file
+        shorter than its count of pages, which the next opening would take for a file that was cut off.
+        """
+        status = os.fstat(self._data_fd)
+        if status.st_nlink == 0:
+            raise StoreBroken(f"the store in {self._data_dir} was removed while it was in use")
+        needed = (self._env.info()["last_pgno"] + 1) * self._page_bytes
+        if status.st_size < needed:
+            lengthen(self._data_dir / STORE / DATA, needed)
 
     def _grow(self) -> None:
         """Double the map. No transaction may be open: the writer's is aborted, and readers are held off."""

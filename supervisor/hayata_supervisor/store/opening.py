@@ -14,7 +14,6 @@ import lmdb
 
 from hayata.errors import CallerError, HayataError, Unavailable
 from hayata_supervisor.store import directory, layout
-from hayata_supervisor.store.verifying import findings
 
 DEFAULT_MAP_BYTES: Final = 64 << 30
 _FIRST_MAP_BYTES = 16 << 20
@@ -145,12 +144,7 @@ def _check_file(path: Path) -> None:
     page_bytes, last_page, _ = max(first, second, key=lambda meta: meta[2])
     needed = (last_page + 1) * page_bytes
     if size < needed:
-        # Pages that one transaction took and gave back are never written, so that LMDB itself can leave the
-        # file short. Then nothing refers to what is missing, and the file may be made as long as it should
-        # be.
-        if findings(path):
-            raise _damaged(path, f"it is cut off: {size} bytes of {needed}")
-        os.truncate(path, needed)
+        raise _damaged(path, f"it is cut off: {size} bytes of {needed}")
 
 
 def _meta_page(path: Path, raw: bytes) -> tuple[int, int, int]:

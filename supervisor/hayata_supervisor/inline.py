@@ -1,0 +1,316 @@
+"""Everything in one process and one thread: for debuggers, coverage, tests, and systems other than Linux.
+
+The same coordinators, store and server; only the processes are missing. User code runs when somebody waits for an
+answer, in his thread, one piece at a time, so a breakpoint stops where one expects it. What isolation gave is gone: a
+body that crashes takes the program along (the next start finds its task uncertain, as always), and a body can't be
+killed, so a deadline is noticed when it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import select
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hayata import calls
+from hayata.agent import Agent
+from hayata.client.transport import SocketTransport
+from hayata.error_info import error_from, exception_info
+from hayata.errors import error_for
+from hayata.framing import DEFAULT_CAP_BYTES
+from hayata.manifest import agent_manifest
+from hayata.messages import (
+    CheckUpdate,
+    Evaluate,
+    Output,
+    Partial,
+    PartialAck,
+    ProcessInfo,
+    RunTask,
+    TaskInterrupted,
+    Value,
+)
+from hayata_supervisor.engine import Engine
+from hayata_supervisor.process import clock
+from hayata_supervisor.process.background import Foreground
+from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.requests import Requests
+from hayata_supervisor.server import Server
+from hayata_supervisor.store.lmdb_store import open_store
+from hayata_supervisor.tree.port import failure
+
+EDGE = "inline"
+
+
+class InlineServer:
+    """See the module and `hayata.embedded.InlineServer`."""
+
+    def __init__(self, agents: Sequence[Agent], data_dir: str) -> None:
+        self._reactor = Reactor()
+        background = Foreground(self._reactor)
+        log = _WarningsOnly()
+        store = open_store(Path(data_dir))
+        self._engine = Engine(
+            self._reactor,
+            store,
+            log,
+            writer=background,
+            reader=background,
+            app_events=lambda index, reference, error: None,
+            broken=_raise,
+        )
+        self._engine.load(store.load_open())
+        self._workers = InlineWorkers({agent.id: agent for agent in agents}, self._engine, self._reactor)
+        self._engine.workers = self._workers
+        requests = Requests(self._engine, tree=_describe, stop=lambda drain_s: None)
+        self._server = Server(
+            self._reactor,
+            None,
+            requests,
+            log,
+            version=version("hayata"),
+            gone=lambda connection: self._engine.hub.gone(lambda sink: getattr(sink, "connection", None) is connection),
+            cap_bytes=DEFAULT_CAP_BYTES,
+        )
+        self._engine.app_loaded(0, EDGE, [agent_manifest(agent) for agent in agents])
+        requests.apps_ready()
+        self._closed = False
+
+    def connect(self) -> SocketTransport:
+        """Open a connection: a socket pair, so that everything but the processes is what a daemon's clients use."""
+        ours, theirs = socket.socketpair()
+        self._server.adopt(ours)
+        return _Pumping(theirs, self.pump)
+
+    def pump(self, timeout_s: float) -> None:
+        """Run one piece of user code if there is one; else wait for something to do."""
+        if not self._workers.run_one():
+            self._reactor.turn(None if timeout_s == math.inf else max(0.0, timeout_s))
+        else:
+            self._reactor.turn(0.0)
+
+    def close(self, drain_s: float, /) -> None:
+        """Let what was handed out run, and close the store."""
+        if self._closed:
+            return
+        self._closed = True
+        self._engine.drain()
+        deadline = clock.monotonic() + drain_s
+        while not self._engine.idle and clock.monotonic() < deadline:
+            self.pump(deadline - clock.monotonic())
+        self._workers.close()
+        self._server.close()
+        self._engine.close()
+        self._reactor.close()
+
+
+class _Pumping(SocketTransport):
+    """A connection whose waiting makes the runtime work."""
+
+    def __init__(self, sock: socket.socket, pump: Callable[[float], None]) -> None:
+        super().__init__(sock)
+        self._pump = pump
+
+    def _wait(self, event: int, timeout_s: float) -> bool:
+        deadline = clock.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._sock, event)
+        while not poll.poll(0):
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                return False
+            self._pump(left)
+        return True
+
+
+class InlineWorkers:
+    """The engine's `Workers`, called in place."""
+
+    def __init__(self, agents: dict[str, Agent], engine: Engine, reactor: Reactor) -> None:
+        self._agents = agents
+        self._engine = engine
+        self._reactor = reactor
+        self._work: deque[Callable[[], None]] = deque()
+        self._tasks: dict[str, tuple[str, str]] = {}
+        self._acks: dict[tuple[str, int], PartialAck] = {}
+        self._deps: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+    def run_one(self) -> bool:
+        """Run what came first; False when there is nothing."""
+        if not self._work:
+            return False
+        self._work.popleft()()
+        return True
+
+    def evaluate(self, agent_id: str, request: Evaluate) -> None:
+        """Ask the policy."""
+        self._later(lambda: self._engine.agent_answered(agent_id, calls.evaluate(self._agents[agent_id], request)))
+
+    def check_update(self, agent_id: str, request: CheckUpdate) -> None:
+        """Ask whether an update fits."""
+        self._later(lambda: self._engine.agent_answered(agent_id, calls.check_update(self._agents[agent_id], request)))
+
+    def dispatch(self, agent_id: str, node: str, task: RunTask) -> None:
+        """Run a task."""
+        self._tasks[task.execution_id] = (agent_id, node)
+        self._later(lambda: self._run(agent_id, node, task))
+
+    def _later(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+        self._reactor.call_soon(lambda: None)  # whoever waits in the loop looks at the work again
+
+    def kill(self, agent_id: str, node: str, execution_id: str, reason: str) -> None:
+        """End a task: it waits, for none runs while anything else does."""
+        if self._tasks.pop(execution_id, None) is not None:
+            error = failure("cancelled", f"it was not wanted any more: {reason}")
+            report = TaskInterrupted(execution_id, EDGE, error, started=False)
+            self._later(lambda: self._engine.task_reported(agent_id, node, report))
+
+    def ack_partial(self, agent_id: str, node: str, ack: PartialAck) -> None:
+        """Answer a chunk."""
+        self._acks[ack.execution_id, ack.number] = ack
+
+    def load_app(self, reference: str) -> int:
+        """Refused: what runs inline was given at the start."""
+        raise error_for("invalid_options", "an inline runtime runs the agents that it was started with")
+
+    def stop_agent(self, agent_id: str) -> None:
+        """Nothing to end."""
+
+    def tree(self) -> list[ProcessInfo]:
+        """No processes."""
+        return []
+
+    def _run(self, agent_id: str, node: str, task: RunTask) -> None:
+        if self._tasks.pop(task.execution_id, None) is None:
+            return
+        agent = self._agents[agent_id]
+        try:
+            deps = self._enter(agent, node)
+        except BaseException as error:  # noqa: BLE001 - a lifespan is user code; a worker process would fail to start
+            info = exception_info("node_unavailable", error)
+            self._engine.task_reported(
+                agent_id, node, TaskInterrupted(task.execution_id, EDGE, info, started=False)
+            )
+            return
+        deadline = None if task.timeout_s is None else clock.monotonic() + task.timeout_s
+        partials = _Partials(self, agent_id, node, task.execution_id)
+        is_async = agent.nodes[node].is_async
+        send = partials.send_async if is_async else partials.send
+        call = calls.TaskCall(agent, node, task, EDGE, deps, send, deadline)
+        report = _await(call.run_async()) if is_async else call.run()
+        if deadline is not None and clock.monotonic() > deadline:
+            late = failure(
+                "execution_timeout",
+                f"it took longer than {task.timeout_s} s",
+                interrupted=True,
+                reason="execution_timeout",
+                timeout_s=task.timeout_s,
+            )
+            self._engine.task_reported(agent_id, node, TaskInterrupted(task.execution_id, EDGE, late))
+        else:
+            self._engine.task_reported(agent_id, node, report)
+
+    def acknowledged(self, execution_id: str, number: int) -> PartialAck:
+        """Wait for the answer to a chunk; nothing else of users runs meanwhile."""
+        while (ack := self._acks.pop((execution_id, number), None)) is None:
+            self._reactor.turn(None)
+        return ack
+
+    def report_partial(self, agent_id: str, node: str, partial: Partial) -> None:
+        """Hand a chunk over."""
+        self._engine.task_reported(agent_id, node, partial)
+
+    def _enter(self, agent: Agent, node: str) -> Any:
+        key = (agent.id, node)
+        if key not in self._deps:
+            lifespan = calls.node_lifespan(agent, node)
+            if lifespan is None:
+                self._deps[key] = (None, None)
+            elif isinstance(lifespan, AbstractContextManager):
+                self._deps[key] = (lifespan, lifespan.__enter__())
+            else:
+                self._deps[key] = (lifespan, _await(lifespan.__aenter__()))
+        return self._deps[key][1]
+
+    def close(self) -> None:
+        """Leave the lifespans."""
+        for lifespan, _ in self._deps.values():
+            if isinstance(lifespan, AbstractContextManager):
+                lifespan.__exit__(None, None, None)
+            elif isinstance(lifespan, AbstractAsyncContextManager):
+                _await(lifespan.__aexit__(None, None, None))
+        self._deps.clear()
+
+
+class _Partials:
+    """The chunks of one task."""
+
+    def __init__(self, workers: InlineWorkers, agent_id: str, node: str, execution_id: str) -> None:
+        self._workers = workers
+        self._agent_id = agent_id
+        self._node = node
+        self._execution_id = execution_id
+        self._number = 0
+
+    def send(self, chunk: Value) -> None:
+        """Send one and wait for its number."""
+        self._number += 1
+        partial = Partial(self._execution_id, EDGE, self._number, chunk)
+        self._workers.report_partial(self._agent_id, self._node, partial)
+        ack = self._workers.acknowledged(self._execution_id, self._number)
+        if ack.error is not None:
+            raise error_from(ack.error)
+
+    async def send_async(self, chunk: Value) -> None:
+        """Send one and wait for its number."""
+        self.send(chunk)
+
+
+class _WarningsOnly:
+    """A log for a program's own terminal: only what it should know."""
+
+    def output(self, output: Output, *, agent: str, node: str) -> None:
+        """Nothing: user code writes to the terminal itself."""
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Nothing."""
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Show it."""
+        print(f"hayata: {event} {fields}", file=sys.stderr)
+
+    error = warning
+
+
+def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end; beside a running loop (a notebook's) it needs a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    outcome: list[Any] = []
+    thread = threading.Thread(target=lambda: outcome.append(asyncio.run(coroutine)))
+    thread.start()
+    thread.join()
+    return outcome[0]
+
+
+def _describe() -> ProcessInfo:
+    return ProcessInfo(role="supervisor", name="inline", pid=os.getpid(), status="serving")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
