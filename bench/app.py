@@ -1,6 +1,6 @@
-"""The agent that the benchmarks run on Hayata: trivial steps, one decision after each.
+"""The agents that the benchmarks run on Hayata: trivial steps, one decision after each.
 
-Programs import this module and not the agent out of it: then the forkserver imports this module, and not them.
+Programs import this module, not the agents out of it: then the forkserver imports this module, not them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from bench.measure import CONCURRENT, stamp
-from hayata import Agent, Context, Decision, Finish, Next, Node, PolicyContext, Rerun
+from hayata import Agent, AsyncContext, Context, Decision, Finish, Next, Node, PolicyContext, Rerun
 
 
 class State(TypedDict):
@@ -19,6 +19,13 @@ class State(TypedDict):
 
 def step(state: State, ctx: Context[Any]) -> State:
     """Count; write down when, if the invocation's input has a place for it."""
+    if ctx.input["stamps"] is not None:
+        stamp(ctx.input["stamps"], ctx.input["first"] + state["count"])
+    return {"count": state["count"] + 1}
+
+
+async def async_step(state: State, ctx: AsyncContext[Any]) -> State:
+    """Do the same as a coroutine: 64 at once in one edge worker, instead of one in each of a few."""
     if ctx.input["stamps"] is not None:
         stamp(ctx.input["stamps"], ctx.input["first"] + state["count"])
     return {"count": state["count"] + 1}
@@ -42,13 +49,18 @@ def work(steps: int, *, stamps: str | None = None, first: int = 0) -> dict[str, 
     return {"steps": steps, "stamps": stamps, "first": first}
 
 
-agent = Agent(
-    id="bench",
-    # Rerun, since `bench.recovery` kills the node under its tasks; it costs other tasks nothing.
-    nodes={"step": Node(step, interrupted=Rerun(max_attempts=10))},
-    decision_policy=decide,
-    state={"count": 0},
-    state_type=State,
-    max_steps=1_000_000,
-    max_concurrency=CONCURRENT,
-)
+def _agent(name: str, node: Node) -> Agent:
+    return Agent(
+        id=name,
+        nodes={"step": node},
+        decision_policy=decide,
+        state={"count": 0},
+        state_type=State,
+        max_steps=1_000_000,
+        max_concurrency=CONCURRENT,
+    )
+
+
+# Rerun, since `bench.recovery` kills the node under its tasks; it costs other tasks nothing.
+agent = _agent("bench", Node(step, interrupted=Rerun(max_attempts=10)))
+async_agent = _agent("bench_async", Node(async_step))

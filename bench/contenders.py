@@ -33,12 +33,15 @@ class Contender:
 
 def contenders(*, peers: bool) -> list[Contender]:
     """Hayata, and the peers unless they are left out. Makes the peers' environment if need be."""
-    hayata = Contender("hayata", [sys.executable, "-m", "bench.hayata_steps"])
+    ours = [
+        Contender("hayata", [sys.executable, "-m", "bench.hayata_steps"]),
+        Contender("hayata-async", [sys.executable, "-m", "bench.hayata_steps", "--async"]),
+    ]
     if not peers:
-        return [hayata]
+        return ours
     python = interpreter()
     return [
-        hayata,
+        *ours,
         Contender("langgraph", [python, "-m", "bench.peers.langgraph_steps"]),
         Contender("dbos", [python, "-m", "bench.peers.dbos_steps"]),
         Contender("dbos-wal", [python, "-m", "bench.peers.dbos_steps", "--wal"]),

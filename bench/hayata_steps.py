@@ -23,17 +23,17 @@ from bench.measure import (
 _TIMEOUT_S = 300.0
 
 
-def run(todo: Work) -> Outcome:
-    """Do the work."""
+def run(todo: Work, agent: hayata.Agent) -> Outcome:
+    """Do the work with one of the agents of `bench.app`."""
     stamps = Stamps(todo.sequential_steps)
-    with hayata.start(app.agent, data_dir=todo.data_dir) as runtime:
-        _finish(runtime.run("bench", app.work(WARM_UP_STEPS)), WARM_UP_STEPS)
+    with hayata.start(agent, data_dir=todo.data_dir) as runtime:
+        _finish(runtime.run(agent.id, app.work(WARM_UP_STEPS)), WARM_UP_STEPS)
 
         begin = time.perf_counter()
         for number in range(todo.invocations):
             first = number * INVOCATION_STEPS
             _finish(
-                runtime.run("bench", app.work(INVOCATION_STEPS, stamps=stamps.path, first=first)),
+                runtime.run(agent.id, app.work(INVOCATION_STEPS, stamps=stamps.path, first=first)),
                 INVOCATION_STEPS,
             )
         sequential_s = time.perf_counter() - begin
@@ -41,7 +41,7 @@ def run(todo: Work) -> Outcome:
         concurrent_s = None
         if todo.concurrent:
             begin = time.perf_counter()
-            running = [runtime.run("bench", app.work(INVOCATION_STEPS)) for _ in range(todo.concurrent)]
+            running = [runtime.run(agent.id, app.work(INVOCATION_STEPS)) for _ in range(todo.concurrent)]
             for invocation in running:
                 _finish(invocation, INVOCATION_STEPS)
             concurrent_s = time.perf_counter() - begin
@@ -55,9 +55,11 @@ def _finish(invocation: hayata.Invocation, steps: int) -> None:
 
 def main() -> None:
     """Do the work, print JSON."""
-    options = work_parser(__doc__).parse_args()
+    parser = work_parser(__doc__)
+    parser.add_argument("--async", dest="coroutine", action="store_true", help="steps are coroutines")
+    options = parser.parse_args()
     end_cleanly_on_sigterm()
-    print_json(run(parse_work(options)))
+    print_json(run(parse_work(options), app.async_agent if options.coroutine else app.agent))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ ROUND_TRIPS = 3
 
 NAMES = {
     "hayata": "**Hayata**",
+    "hayata-async": "Hayata, coroutine steps",
     "langgraph": "LangGraph",
     "dbos": "DBOS",
     "dbos-wal": "DBOS, switched to WAL",

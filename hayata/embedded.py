@@ -11,6 +11,8 @@ import atexit
 import importlib
 import os
 import sys
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -273,7 +275,7 @@ class _Guarded:
 class InlineServer(Protocol):
     """What ``hayata_supervisor.inline.InlineServer(agents, data_dir)`` is: the runtime without processes.
 
-    It does its work inside `Transport.receive`, in the thread that calls it; calls never overlap.
+    It does its work while somebody waits in `Transport.receive`, in his thread. Calls never overlap.
     """
 
     def connect(self) -> Transport:
@@ -288,15 +290,44 @@ class _Inline:
 
     def __init__(self, server: InlineServer) -> None:
         self._server = server
+        self._turn = threading.RLock()  # reentrant: a node function may use the runtime it runs in
 
     def connect(self) -> Transport:
-        return self._server.connect()
+        with self._turn:
+            return _TakingTurns(self._server.connect(), self._turn)
 
     def stop(self, drain_s: float, /) -> None:
-        self._server.close(drain_s)
+        with self._turn:
+            self._server.close(drain_s)
 
     def why_gone(self) -> HayataError | None:
         return None
+
+
+class _TakingTurns:
+    """A `Transport` of a program with threads: while one waits, and so does the work, the others stand by."""
+
+    def __init__(self, transport: Transport, turn: threading.RLock) -> None:
+        self._transport = transport
+        self._turn = turn
+
+    def send(self, body: bytes, /) -> None:
+        with self._turn:
+            self._transport.send(body)
+
+    def receive(self, timeout_s: float | None, /) -> bytes:
+        began = time.monotonic()
+        if not self._turn.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)):
+            raise TimeoutError
+        try:
+            left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+            return self._transport.receive(left)
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        with self._turn:
+            self._transport.close()
 
 
 def _start_inline(agents: Agent | Iterable[Agent] | str, directory: str, cap_bytes: int) -> Runtime:

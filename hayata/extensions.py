@@ -82,7 +82,7 @@ def pack_datetime(value: datetime) -> Ext:
         zone,
         fold=value.fold,
     )
-    if type(value) is not datetime and base != value:
+    if type(value) is not datetime and not bool(base == value):
         raise ValueError(f"a {type(value).__name__} that is more precise than a datetime")
     parts = [*base.timetuple()[:6], base.microsecond, base.fold]
     if zone is None:

@@ -51,13 +51,15 @@ class StateType:
             problems: Where to note what can't be.
             more: Other types that the agent declares (of inputs and outputs).
         """
+        annotations = _annotations(kind, problems)
+        if annotations is None:  # refused: check the rest as if nothing were declared
+            kind, annotations = None, {}
         self._kind = kind
         self._fields: dict[str, FieldType] = {}
         self._elements: dict[str, FieldType] = {}
         self._open = kind is None
-        annotations = _annotations(kind, problems)
         self.merge = _merged_operations(merge, annotations, problems, any_key=kind is None)
-        self.declared: Declared = declared_by(*([] if kind is None else [kind]), *more)
+        self.declared: Declared = _declared([kind, *more], problems)
         pydantic_rules = isinstance(kind, type) and issubclass(kind, BaseModel)
         config = kind.model_config if pydantic_rules else {}  # type: ignore[union-attr]
         self._open = self._open or config.get("extra") == "allow"
@@ -217,8 +219,16 @@ class StateType:
         return encode(plain, path, self.declared)
 
 
-def _annotations(kind: Any, problems: Problems) -> dict[str, Any]:
-    """Names of the state's keys and their types."""
+def _declared(annotations: list[Any], problems: Problems) -> Declared:
+    try:
+        return declared_by(*annotations)
+    except Exception as error:  # noqa: BLE001 - annotations are users' code
+        problems.add("state_type", f"annotations within it can't be read: {error}")
+        return {}
+
+
+def _annotations(kind: Any, problems: Problems) -> dict[str, Any] | None:
+    """Names of the state's keys and their types; None if it is no type for a state."""
     if kind is None:
         return {}
     try:
@@ -230,13 +240,13 @@ def _annotations(kind: Any, problems: Problems) -> dict[str, Any]:
         hints = get_type_hints(kind, include_extras=True) if isinstance(kind, type) else {}
     except Exception as error:  # noqa: BLE001 - annotations are users' code
         problems.add("state_type", f"its annotations can't be read: {error}")
-        return {}
+        return None
     if isinstance(kind, type) and hasattr(kind, "__struct_fields__"):
         return {name: hints[name] for name in kind.__struct_fields__}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
     problems.add("state_type", f"{kind!r} is not a TypedDict, pydantic model, msgspec Struct or dataclass")
-    return {}
+    return None
 
 
 def _with_metadata(field: Any) -> Any:

@@ -17,6 +17,7 @@ from hayata.client.core import Call, Operation, unexpected
 from hayata.client.options import (
     ABSENT,
     FOREVER,
+    STATUSES,
     absolute_reference,
     check_author,
     check_choice,
@@ -34,9 +35,6 @@ from hayata.values import decode, encode
 
 A = TypeVar("A")
 
-STATUSES = (
-    "queued", "running", "waiting", "recovery_required", "uncertain", "completed", "failed", "cancelled"
-)  # fmt: skip
 _GRACE_S = 1.0
 _MOST_LISTED = 10_000
 

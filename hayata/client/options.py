@@ -16,6 +16,9 @@ from hayata.ids import check_name, new_uuid7
 from hayata.values import encode
 
 FOREVER = math.inf
+STATUSES = (
+    "queued", "running", "waiting", "recovery_required", "uncertain", "completed", "failed", "cancelled"
+)  # fmt: skip
 
 
 class _Absent:

@@ -19,6 +19,7 @@ from hayata.errors import HayataError, error_for
 from hayata.framing import DEFAULT_CAP_BYTES, frame
 
 READ_BYTES = 256 * 1024
+_QUEUE_FULL_S = 0.05
 
 
 class Transport(Protocol):
@@ -87,6 +88,22 @@ def _absent(path: str, error: OSError) -> HayataError:
         details={"path": path},
         hint="start one with hayata-supervisor APP, or say where it is: --socket, HAYATA_SOCKET",
     )
+
+
+def wait_gone(path: str) -> None:
+    """Wait until nobody listens at ``path`` any more, by holding a connection until it ends."""
+    while True:
+        try:
+            sock = connect(path)
+        except Lost as loss:
+            if loss.refusal is not None:
+                return
+            time.sleep(_QUEUE_FULL_S)
+            continue
+        with sock:
+            poll = select.poll()
+            poll.register(sock, 0)  # its end is always told; what is said meanwhile is not for us
+            poll.poll()
 
 
 class SocketTransport:

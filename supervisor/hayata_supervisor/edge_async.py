@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from hayata import calls
 from hayata.error_info import error_from, exception_info
-from hayata.framing import FrameReader, frame
 from hayata.messages import (
     EdgeRetires,
     KillTask,
@@ -45,7 +44,7 @@ from hayata_supervisor.edge_worker import (
     task_limit,
 )
 from hayata_supervisor.process import prologue
-from hayata_supervisor.process.blocking import Belonging
+from hayata_supervisor.process.loop_stream import LoopStream
 
 if TYPE_CHECKING:
     from hayata.agent import Agent
@@ -69,21 +68,22 @@ def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_by
     """Run tasks until told to stop or the node is gone."""
     loop = asyncio.SelectorEventLoop(OwnSelector())
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(AsyncEdge(agent, node, edge, sock, cap_bytes).run())
+    loop.run_until_complete(_run(agent, node, edge, sock, cap_bytes))
 
 
-class AsyncEdge(asyncio.Protocol):
+async def _run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
+    await AsyncEdge(agent, node, edge, sock, cap_bytes).run()
+
+
+class AsyncEdge:
     """See the module."""
 
     def __init__(self, agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
         self._agent = agent
         self._node = node
         self._edge = edge
-        self._sock = sock
         self._cap = cap_bytes
-        self._reader = FrameReader(cap_bytes)
-        self._belonging = Belonging(sock.fileno())
-        self._transport: asyncio.Transport | None = None
+        self._stream = LoopStream(sock, cap_bytes, self._received, self._closed)
         self._limit = task_limit(node)
         self._taken = 0
         self._tasks: dict[str, asyncio.Task[Result]] = {}
@@ -93,27 +93,24 @@ class AsyncEdge(asyncio.Protocol):
         self._surroundings: Surroundings | None = None
         self._retiring = False
         self._stop = asyncio.Event()
-        self._written = asyncio.Event()
-        self._written.set()
 
     async def run(self) -> None:
         """Enter the lifespan, run tasks, leave it."""
-        loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: self, sock=self._sock)
         try:
             leave = await self._enter()
         except BaseException as error:  # noqa: BLE001 - whatever the app's code raises is why we can't start
             traceback.print_exc()
-            self._send(encode(WorkerFailed(self._edge, exception_info("node_unavailable", error))))
+            self._stream.send(encode(WorkerFailed(self._edge, exception_info("node_unavailable", error))))
+            await self._stream.drain()
             return
         self._surroundings = Surroundings(threads_matter=False)
         prologue.flush_standard_streams()
-        self._send(encode(WorkerReady("edge", self._edge, os.getpid())))
+        self._stream.send(encode(WorkerReady("edge", self._edge, os.getpid())))
         await self._stop.wait()
         while self._tasks:
             await asyncio.wait(self._tasks.values())
         await leave()
-        await self._written.wait()
+        await self._stream.drain()
 
     async def _enter(self) -> Callable[[], Awaitable[Any]]:
         """Enter the lifespan; return what leaves it."""
@@ -125,34 +122,10 @@ class AsyncEdge(asyncio.Protocol):
 
     # the stream
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The loop has taken the socket."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(0)
-
-    def pause_writing(self) -> None:
-        """The socket is full; what follows is kept by the loop."""
-        self._written.clear()
-
-    def resume_writing(self) -> None:
-        """All is written."""
-        self._written.set()
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes from the node."""
-        for body in self._reader.feed(data):
-            self._received(body)
-
-    def connection_lost(self, exc: Exception | None) -> None:
+    def _closed(self) -> None:
         """The node is gone, and the kernel kills us for that; or somebody in here has closed the socket."""
         if not self._stop.is_set():
             os._exit(prologue.EXIT_ORPHANED)
-
-    def _send(self, body: bytes) -> None:
-        assert self._transport is not None
-        self._belonging.exit_unless_ours()
-        self._transport.write(frame(body, self._cap))
 
     def _received(self, body: bytes) -> None:
         message = decode(body)
@@ -202,7 +175,7 @@ class AsyncEdge(asyncio.Protocol):
         idle = not self._tasks
         if idle:
             self._look_behind()
-        self._send(body)
+        self._stream.send(body)
         if idle and self._surroundings is not None:
             self._surroundings.restore()
 
@@ -222,7 +195,7 @@ class AsyncEdge(asyncio.Protocol):
     def _retire(self, why: str) -> None:
         if not self._retiring:
             self._retiring = True
-            self._send(encode(EdgeRetires(self._edge, why)))
+            self._stream.send(encode(EdgeRetires(self._edge, why)))
 
     def send_partial(self, execution_id: str, number: int, chunk: Value) -> asyncio.Future[PartialAck]:
         """Send one chunk; the future is its acknowledgement.
@@ -230,9 +203,9 @@ class AsyncEdge(asyncio.Protocol):
         Raises:
             HayataError: ``execution_not_active``, ``frame_too_large``.
         """
-        if execution_id not in self._tasks or not self._belonging.in_process:
+        if execution_id not in self._tasks or not self._stream.belonging.in_process:
             raise not_active(execution_id)
-        self._send(encode(Partial(execution_id, self._edge, number, chunk)))
+        self._stream.send(encode(Partial(execution_id, self._edge, number, chunk)))
         waiting: asyncio.Future[PartialAck] = asyncio.get_running_loop().create_future()
         self._acks[execution_id, number] = waiting
         return waiting

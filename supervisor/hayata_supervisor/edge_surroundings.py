@@ -10,13 +10,10 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
 
 from hayata_supervisor.process.pidfd import children_of
+from hayata_supervisor.process.prologue import get_handler, set_handler
 
-# signal.getsignal makes an enum of each answer, ten times the cost of the question; it wraps the plain
-# function.
-_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _EVERY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -35,12 +32,12 @@ class Surroundings:
         self._umask = os.umask(0o022)
         os.umask(self._umask)
         self._environ = dict(_environ())
-        self._handlers = [(number, _handler_of(number)) for number in sorted(signal.valid_signals())]
+        self._handlers = [(number, get_handler(number)) for number in range(1, signal.NSIG)]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         self._standard = (sys.stdin, sys.stdout, sys.stderr)
         self._threads = set(threading.enumerate())
         self._threads_matter = threads_matter
-        self._children = frozenset(children_of(os.getpid()))
+        self._children = frozenset(children_of(os.getpid()) if _has_children() else ())
 
     def left_behind(self) -> str:
         """Name a child process or a thread that a task has left running; empty when there is none."""
@@ -54,9 +51,7 @@ class Surroundings:
         return ""
 
     def _new_child(self) -> str:
-        try:
-            os.waitid(os.P_ALL, 0, _EVERY_CHILD)
-        except ChildProcessError:
+        if not _has_children():
             return ""
         new = set(children_of(os.getpid())) - self._children
         return f"left a child process: {min(new)}" if new else ""
@@ -71,9 +66,8 @@ class Surroundings:
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
         for number, handler in self._handlers:
-            if _handler_of(number) is not handler and handler is not None:
-                with suppress(OSError, ValueError):
-                    signal.signal(number, handler)
+            if get_handler(number) is not handler and handler is not None:
+                set_handler(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _restore_cwd(self) -> None:
@@ -91,6 +85,14 @@ class Surroundings:
         for key, value in self._environ.items():
             if now.get(key) != value:
                 now[key] = value
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, _EVERY_CHILD)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _environ() -> dict[bytes, bytes]:

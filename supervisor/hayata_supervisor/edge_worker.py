@@ -49,7 +49,6 @@ decode = decoder(ToEdge).decode
 
 def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
     """Run tasks until told to stop or the node is gone."""
-    worker_logging.install(agent.id, node.name)
     limit = agent.nodes[node.name].memory_limit
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

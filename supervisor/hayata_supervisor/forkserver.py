@@ -88,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 - SystemExit, too, is an import that failed
         _say(stream, launch, WorkerFailed(incarnation, _import_error(error)))
         return EXIT_IMPORT_FAILED
+    prologue.buffer_lines()  # again: the app may have put other streams in the place of those
     _freeze()
     _say(stream, launch, WorkerReady("forkserver", incarnation, os.getpid()))
     _say(stream, launch, Manifest(list(app.manifests.values())))

@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from hayata.errors import HayataError, error_for
+from hayata_supervisor.process.spawn import module_command, open_missing_standard_streams
 
 EXIT_USAGE = 2
 _LEAST_KERNEL = (5, 4)
@@ -99,13 +100,8 @@ def command(app: tuple[str, ...], config: str | None, **options: str | None) -> 
         click.echo(f"hayata-supervisor: {name} in the environment is no setting, ignored", err=True)
     from hayata import messages
     from hayata.memfd import sealed_memfd
-    from hayata_supervisor.process.spawn import module_command, open_missing_standard_streams
-
-    open_missing_standard_streams()
     launch_fd = sealed_memfd("hayata-launch", messages.encode(launch))
     os.set_inheritable(launch_fd, True)
-    sys.stdout.flush()
-    sys.stderr.flush()
     become = module_command("hayata_supervisor.guard", ["--launch-fd", str(launch_fd)])
     os.execv(become[0], become)
 
@@ -114,6 +110,7 @@ def main() -> NoReturn:
     """Entry point of the console script."""
     try:
         check_platform(sys.platform, platform.release(), sys.version_info[:3], pidfds=_has_pidfds())
+        open_missing_standard_streams()
         # Until the guard's handlers stand: as process 1 a signal without a handler would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
         sys.exit(command.main(prog_name="hayata-supervisor", standalone_mode=False) or 0)

@@ -96,12 +96,20 @@ class Fleet:
         if now < self._not_before:
             self._grow_later(self._not_before)
             return
-        staying = [edge for edge in self._edges.values() if not edge.retiring and edge.exit is None]
+        staying = self._staying()
         starting = sum(not edge.ready for edge in staying)
         count = min(wanted - starting, self._most - len(staying))
         for _ in range(0 if self.stopping else count):
             if not self._start():
                 return
+
+    def keep_one(self) -> None:
+        """Have one edge, so that the next task need not wait for a fork. It is replaced, never the first."""
+        if not self._staying():
+            self.grow(1)
+
+    def _staying(self) -> list[Edge]:
+        return [edge for edge in self._edges.values() if not edge.retiring and edge.exit is None]
 
     def _grow_later(self, due: float) -> None:
         if self._start_timer is None and not self.stopping:
@@ -164,10 +172,9 @@ class Fleet:
         self.withdraw(edge)
 
     def remove(self, edge: Edge) -> None:
-        """``edge`` is buried. One edge is kept ready, so that the next task need not wait for a fork."""
+        """``edge`` is buried."""
         del self._edges[edge.id]
-        if not self._edges:
-            self.grow(1)
+        self.keep_one()
 
     def stop(self) -> None:
         """Let all edges end what they have and then themselves; those that don't are killed."""

@@ -34,6 +34,7 @@ from hayata.messages import (
     WorkerReady,
     encode,
 )
+from hayata_supervisor import worker_logging
 from hayata_supervisor.node_edge import Edge, EdgeSetting, PartialHead, StoppedHead, TaskHead
 from hayata_supervisor.node_fleet import Fleet
 from hayata_supervisor.node_tasks import Deadlines, Death, Task, edge_lost, never_ran, timed_out, told_to_end
@@ -84,6 +85,7 @@ def run(
     packets: socket.socket,
 ) -> None:
     """Work until told to stop, or until the supervisor is gone."""
+    worker_logging.install(agent.id, node.name)  # for the edges, which inherit it and share its pages
     reactor = Reactor(selectors.PollSelector())
     for fd in reactor.descriptors:
         own(fd)
@@ -191,10 +193,8 @@ class NodeWorker:
                 self._deadlines.start(task, clock.monotonic())
 
     def _grow(self) -> None:
-        if self._queue:
-            self._hand_over()
-        elif not self._fleet.edges:
-            self._fleet.grow(1)
+        self._hand_over()
+        self._fleet.keep_one()
 
     def _overdue(self, task: Task) -> None:
         assert task.timeout_s is not None
@@ -248,6 +248,8 @@ class NodeWorker:
         self._fleet.withdraw(edge)
         if not edge.tasks:
             edge.retire(edge.retiring)
+        # Not at once: the result that follows would have to wait for the fork.
+        self._reactor.call_later(0, self._grow)
 
     def edge_said(self, edge: Edge, head: TaskHead, body: bytes) -> None:
         """It sent a frame that is about a task: forward it, if the task is really this edge's."""

@@ -203,6 +203,9 @@ def test_worker_that_does_not_get_ready_is_killed_and_given_up_and_comes_back():
         rig.broken.unlink()
         rig.hear("agent_back", agent="fragile")
         rig.hear("node_back", agent="fragile")
+        rig.serving("tree", "act")  # one that is stuck has not yet bound its life to the driver's
+        rig.serving("tree", "act_async")
+        rig.serving("tree")
         rig.dispatch("e1", agent="fragile", value=1)
         assert rig.report("e1")["update"] == {"value": 1}
 
@@ -390,6 +393,7 @@ def test_sixty_crash_restarts_leave_the_number_of_descriptors_unchanged(rig):
     """Case P8, circus 315. And P4: no zombie."""
     rig.dispatch("warm", value=1)
     rig.report("warm")
+    rig.told("body")
     before = rig.descriptors()
     agent, node = rig.pids["tree", None], rig.pids["tree", "act"]
     for number in range(20):

@@ -70,9 +70,8 @@ def test_edge_killed_takes_its_subprocess_and_its_daemon_along_p1(supervisor: Su
 
 def test_node_killed_takes_everything_along(supervisor: Supervisor, tmp_path: Path):
     node = supervisor.node("single")
-    edge = node.run("warm", {"do": "facts"}) and node.wait(lambda: node.edges and node.edge())
     family = _family(node, tmp_path / "family")
-    pidfd = open_pidfd(edge.pid)
+    pidfd = open_pidfd(node.edge().pid)
     started = time.monotonic()
     node.kill()
     node.wait_dead()
@@ -93,15 +92,14 @@ def test_two_hundred_killed_tasks_leave_no_zombie_p4(supervisor: Supervisor):
 
 def test_hundred_crashes_leak_no_descriptor_p8(supervisor: Supervisor):
     node = supervisor.node("single")
-    ours, theirs = 0, 0
+    held = 0
     for number in range(105):
         _interrupted(node, node.run(f"t{number}", {"do": "exit_hard"}))
         if number == 4:
             node.call("settle", {"do": "facts"})
-            theirs = len(open_files(node.pid))
+            held = len(open_files(node.pid))
     node.call("last", {"do": "facts"})
-    assert len(open_files(node.pid)) == theirs
-    del ours
+    assert len(open_files(node.pid)) == held
 
 
 def test_worker_killed_is_eof_at_once_p9(supervisor: Supervisor):
@@ -230,26 +228,20 @@ def test_result_in_the_stream_wins_over_the_death(supervisor: Supervisor):
     node = supervisor.node("single")
     node.call("warm", {"do": "facts"})
     edge = node.edge()
-    node.run("a", {"do": "sleep", "seconds": 0.3})
-    node.wait(lambda: "asleep" in node.text("a"))
+    home = os.readlink(f"/proc/{edge.pid}/cwd")
+    node.run("a", {"do": "wander", "seconds": 0.3})
+    node.wait(lambda: "away" in node.text("a"))
     os.kill(node.pid, signal.SIGSTOP)
     try:
         pidfd = node.edge_pidfds[edge.edge]
-        _wait_until(lambda: _state(edge.pid) == "S" and _reads_stream(edge.pid))
+        assert os.readlink(f"/proc/{edge.pid}/cwd") == "/"
+        # The edge goes home when it has sent the result.
+        _wait_until(lambda: os.readlink(f"/proc/{edge.pid}/cwd") == home)
         send_signal(pidfd)
         assert wait_dead([pidfd], 5.0)
     finally:
         os.kill(node.pid, signal.SIGCONT)
     assert isinstance(node.end_of("a"), TaskCompleted)
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def _reads_stream(pid: int) -> bool:
-    """The edge waits for its next task: the only blocking recv it does."""
-    return "recv" in Path(f"/proc/{pid}/wchan").read_text() or "unix_stream" in Path(f"/proc/{pid}/wchan").read_text()
 
 
 def _wait_until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:

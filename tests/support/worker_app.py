@@ -134,6 +134,13 @@ def sleep(ctx: Context) -> dict[str, Any]:
     return {"slept": True}
 
 
+def wander(ctx: Context) -> dict[str, Any]:
+    os.chdir("/")
+    print("away", flush=True)
+    time.sleep(ctx.input["seconds"])
+    return {}
+
+
 def overlap(ctx: Context) -> dict[str, Any]:
     """Write begin to a file; a child of the task writes on until it is dead."""
     with open(ctx.input["record"], "a") as record:
@@ -228,7 +235,7 @@ ACTIONS = {
     action.__name__: action
     for action in (
         echo, facts, make_a_mess, leave_thread, leave_child, start_family, abort, kill_self, segfault, exit_hard,
-        exit_soft, spin, sleep, overlap, raises, fork_and_fall_through, close_everything, big, prints, flood, streams,
+        exit_soft, spin, sleep, wander, overlap, raises, fork_and_fall_through, close_everything, big, prints, flood, streams,
         stream_late, late_answer,
     )
 }  # fmt: skip
@@ -353,8 +360,8 @@ workshop = Agent(
         Node(act_async, name="many", concurrency=8),
         Node(act_async, name="many_with_deps", concurrency=8, lifespan=async_deps),
         Node(act_async, name="many_limited", concurrency=4, max_tasks=3),
-        Node(trivial, name="trivial", concurrency=1),
-        Node(trivial_async, name="trivial_async", concurrency=64),
+        Node(trivial, name="trivial", concurrency=1, max_tasks=1_000_000),
+        Node(trivial_async, name="trivial_async", concurrency=64, max_tasks=1_000_000),
     ],
     decision_policy=policy,
 )

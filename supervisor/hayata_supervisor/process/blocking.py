@@ -15,7 +15,7 @@ from collections import deque
 from hayata.framing import FrameReader, frame
 from hayata_supervisor.process.prologue import EXIT_BROKEN, EXIT_OK
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024
 
 
 class Belonging:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import select
 import signal
 import sys
@@ -17,7 +16,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
+
+try:
+    # What the functions of `signal` wrap. Those make an enum of each answer: ten times the time, and they touch
+    # a hundred kilobytes of pages that would else be shared by all workers.
+    from _signal import getsignal as get_handler
+    from _signal import signal as set_handler
+except ImportError:
+    from signal import getsignal as get_handler
+    from signal import signal as set_handler
 
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.descriptors import close_own, close_owned
@@ -29,6 +37,18 @@ EXIT_ORPHANED = 75  # EX_TEMPFAIL: the parent was gone before we began
 
 _ADOPTION_DEADLINE_S = 5.0
 _ADOPTION_STEP_S = 20e-6
+
+
+def _fresh_handler(number: int) -> Any:
+    """What Python installs at its start: a broken pipe is an error, Ctrl-C an exception."""
+    if number == signal.SIGINT:
+        return signal.default_int_handler
+    if number in (signal.SIGPIPE, signal.SIGXFSZ):
+        return int(signal.SIG_IGN)
+    return int(signal.SIG_DFL)
+
+
+_FRESH_HANDLERS = [(int(number), _fresh_handler(number)) for number in sorted(signal.valid_signals())]
 
 
 def fork() -> int:
@@ -98,19 +118,13 @@ def begin(
 
 def reset_signals() -> None:
     """Give every signal the handler that a fresh Python has, unblock all, and stop the timers."""
-    for number in signal.valid_signals():
-        with suppress(OSError, ValueError):  # SIGKILL, SIGSTOP and what the C library keeps for itself
-            signal.signal(number, default_handler(number))
+    for number, handler in _FRESH_HANDLERS:
+        if get_handler(number) is not handler:
+            try:
+                set_handler(number, handler)
+            except (OSError, ValueError):
+                continue  # SIGKILL, SIGSTOP and what the C library keeps for itself
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def default_handler(number: int) -> signal.Handlers | object:
-    """The handler that Python installs at its start: a broken pipe is an error, Ctrl-C an exception."""
-    if number == signal.SIGINT:
-        return signal.default_int_handler
-    if number in (signal.SIGPIPE, signal.SIGXFSZ):
-        return signal.SIG_IGN
-    return signal.SIG_DFL
 
 
 def _bind_to(parent: int, middle: int | None) -> None:
@@ -136,11 +150,13 @@ def _redirect(stdout: int, stderr: int) -> None:
         os.dup2(source, target)
         if source != target:
             close_own(source)
-    buffer_lines()
 
 
 def buffer_lines() -> None:
-    """Make the standard streams write whole lines of UTF-8, whatever the environment says."""
+    """Make the standard streams write whole lines of UTF-8, whatever the environment says.
+
+    The forkserver does this for all that it forks: what is done before the fork costs no worker a page.
+    """
     for text in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         reconfigure = getattr(text, "reconfigure", None)  # absent on what an app may have put in its place
         if reconfigure is not None:
@@ -155,8 +171,7 @@ def flush_standard_streams() -> None:
 
 
 def _reseed() -> None:
-    """Without this all forks would draw the same numbers."""
-    random.seed()
+    """Without this all forks would draw the same numbers. Python's own generator sees to itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

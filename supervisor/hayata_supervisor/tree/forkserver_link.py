@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -70,6 +70,19 @@ class App(msgspec.Struct, frozen=True):
     keep: bool
 
 
+class _Open(NamedTuple):
+    """A fork that was asked for and is not answered."""
+
+    link: WorkerLink
+    worker: Incarnation
+    asked_at: float
+
+    @property
+    def settled(self) -> bool:
+        """The worker has spoken before its forkserver did; it may even be dead and replaced by now."""
+        return self.worker.pid is not None
+
+
 class Apps(Protocol):
     """Who hears what a forkserver found."""
 
@@ -98,7 +111,7 @@ class ForkserverLink:
         self._imported_once = False
         self._start_timer: Timer | None = None
         self._applicants: deque[WorkerLink] = deque()
-        self._open: dict[int, tuple[WorkerLink, float]] = {}
+        self._open: dict[int, _Open] = {}
         self._requests = 0
         self._fork_timer: Timer | None = None
         self._stopped: list[Callback] = []
@@ -246,8 +259,8 @@ class ForkserverLink:
             return False
         worker.close_child_ends()
         self._requests = request.request
-        self._open[request.request] = (link, clock.monotonic())
-        self._ground.graveyard.fork_asked()
+        self._open[request.request] = _Open(link, worker, clock.monotonic())
+        self._ground.graveyard.fork_asked(worker.id)
         if self._fork_timer is None:
             self._fork_timer = self._reactor.call_later(FORK_TIMEOUT_S, self._look_at_forks)
         return True
@@ -257,15 +270,16 @@ class ForkserverLink:
         if opened is None:
             self._refuse("an answer to a fork that nobody asked for")
             return
-        settle(opened[0])
-        self._ground.graveyard.fork_settled()
+        if not opened.settled:
+            settle(opened.link)
+            self._ground.graveyard.fork_settled(opened.worker.id)
         self.pump()
 
     def _look_at_forks(self) -> None:
         self._fork_timer = None
         if not self._open or self._incarnation is None:
             return
-        due = min(asked for _, asked in self._open.values()) + FORK_TIMEOUT_S
+        due = min(opened.asked_at for opened in self._open.values()) + FORK_TIMEOUT_S
         if clock.monotonic() < due:
             self._fork_timer = self._reactor.call_at(due, self._look_at_forks)
             return
@@ -285,10 +299,11 @@ class ForkserverLink:
         loaded = self.status == "serving"
         if self.status != "stopping":
             self.status = "restarting"
-        opened, self._open = self._open, {}
-        for link, _ in opened.values():
-            link.fork_lost()
-            self._ground.graveyard.fork_settled()
+        lost, self._open = self._open, {}
+        for opened in lost.values():
+            if not opened.settled:
+                opened.link.fork_lost()
+                self._ground.graveyard.fork_settled(opened.worker.id)
         self._ground.graveyard.sweep(lambda: self._buried(loaded))
 
     def _buried(self, loaded: bool) -> None:

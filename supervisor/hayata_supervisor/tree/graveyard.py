@@ -26,7 +26,7 @@ class Graveyard:
         self._reactor = reactor
         self._idle = idle
         self._known: set[int] = set()
-        self._open_forks = 0
+        self._open_forks: set[str] = set()
         self._mourners: list[Callback] = []
         self._sweeping = False
 
@@ -47,13 +47,13 @@ class Graveyard:
         """Whether a fork may be asked for."""
         return not self._sweeping and not self._mourners
 
-    def fork_asked(self) -> None:
+    def fork_asked(self, incarnation: str) -> None:
         """From now on there may be a child that nobody knows."""
-        self._open_forks += 1
+        self._open_forks.add(incarnation)
 
-    def fork_settled(self) -> None:
-        """That child is registered, or there is none, or it is to be swept."""
-        self._open_forks -= 1
+    def fork_settled(self, incarnation: str) -> None:
+        """That child is registered, or there is none, or it is to be swept. Harmless when it was settled before."""
+        self._open_forks.discard(incarnation)
 
     # Sweeps
 
@@ -70,7 +70,7 @@ class Graveyard:
             self._reactor,
             known=self._known.__contains__,
             done=lambda: self._swept(mourners),
-            may_judge=lambda: self._open_forks == 0,
+            may_judge=lambda: not self._open_forks,
         ).start()
 
     def _swept(self, mourners: list[Callback]) -> None:

@@ -130,6 +130,7 @@ class Incarnation:
             return False
         self.pid, self._pidfd = pid, pidfd
         self._graveyard.register(pid)
+        self._graveyard.fork_settled(self.id)
         self._reactor.watch_read(pidfd, self._dead)
         if self._doomed:
             send_signal(pidfd)

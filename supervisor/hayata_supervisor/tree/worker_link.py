@@ -166,22 +166,20 @@ class WorkerLink:
         """There is no process."""
         self._never_born(error)
 
-    def fork_lost(self) -> bool:
-        """The forkserver is dead and did not say whether it forked. Say whether the worker did; else ask
-        again.
+    def fork_lost(self) -> None:
+        """The forkserver is dead and did not say whether it forked. Ask again, unless the worker speaks.
 
         A process that is never heard of is an orphan, and is swept.
         """
         assert self.incarnation is not None
         self.incarnation.stream.read_once()
         if self.incarnation.pid is not None:
-            return True
+            return
         self.discard_incarnation()
         if self.status == "stopping":
             self._finish_stop()
         else:
             self.start()
-        return False
 
     def _never_born(self, error: ErrorInfo) -> None:
         self._last_error = error

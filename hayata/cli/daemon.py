@@ -1,0 +1,132 @@
+"""``hayata tree``, ``agents``, ``stats``, ``stop``: the daemon itself."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import click
+
+from hayata.cli.options import json_option, open_client, socket_option
+from hayata.cli.output import ago, print_json, print_table, status
+from hayata.client.records import Process
+from hayata.client.transport import wait_gone
+
+_INCARNATION = re.compile(r"[0-9a-f]{32}")
+
+
+@click.command()
+@json_option
+@socket_option
+@click.pass_context
+def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
+    """Show the processes.
+
+    The supervision tree, with pids, incarnations, restarts and memory.
+    """
+    with open_client(ctx, socket) as client:
+        root = client.tree()
+    if as_json:
+        print_json(root)
+        return
+    pictures = (
+        ("├─ ", "│  ", "└─ ", "   ") if "utf" in (sys.stdout.encoding or "").lower() else ("|- ", "|  ") * 2
+    )
+    rows = [
+        [
+            branch + _name(process),
+            str(process.pid),
+            process.status,
+            str(process.restarts),
+            "-" if process.memory_bytes is None else f"{process.memory_bytes / 1e6:.1f} MB",
+            ago(process.started_at),
+            process.incarnation[:8] or "-",
+            process.task or process.last_exit or "-",
+        ]
+        for branch, process in _walk(root, "", "", pictures)
+    ]
+    heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "MEMORY", "STARTED", "INCARNATION", "TASK OR LAST EXIT"]
+    print_table(heads, rows, empty="")
+
+
+def _name(process: Process) -> str:
+    """Role and name, an incarnation in it shortened."""
+    if process.name in ("", process.role):
+        return process.role
+    return f"{process.role} {_INCARNATION.sub(lambda found: found[0][:8], process.name)}"
+
+
+def _walk(process: Process, own: str, below: str, pictures: tuple[str, ...]) -> Iterator[tuple[str, Process]]:
+    yield own, process
+    middle, line, last, space = pictures
+    for index, child in enumerate(process.children):
+        is_last = index == len(process.children) - 1
+        yield from _walk(
+            child, below + (last if is_last else middle), below + (space if is_last else line), pictures
+        )
+
+
+@click.command()
+@json_option
+@socket_option
+@click.pass_context
+def agents(ctx: click.Context, as_json: bool, socket: str | None) -> None:
+    """List the agents."""
+    with open_client(ctx, socket) as client:
+        found = client.agents()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        [
+            agent.id,
+            agent.version,
+            agent.status,
+            str(agent.running),
+            str(agent.queued),
+            ", ".join(node.name for node in agent.nodes),
+            agent.app,
+        ]
+        for agent in found
+    ]
+    print_table(["AGENT", "VERSION", "STATUS", "RUNNING", "QUEUED", "NODES", "APP"], rows, empty="no agents")
+    for agent in found:
+        if agent.error is not None:
+            click.echo(f"{agent.id}: {status('failed')}: {agent.error.code}: {agent.error.message}")
+
+
+@click.command()
+@json_option
+@socket_option
+@click.pass_context
+def stats(ctx: click.Context, as_json: bool, socket: str | None) -> None:
+    """Show counters and gauges.
+
+    Counters are since the supervisor's start.
+    """
+    with open_client(ctx, socket) as client:
+        values = client.stats()
+    if as_json:
+        print_json(values)
+        return
+    print_table(
+        ["NAME", "VALUE"], [[name, f"{values[name]:,.6g}"] for name in sorted(values)], empty="no stats"
+    )
+
+
+@click.command()
+@click.option(
+    "--drain", type=click.FloatRange(0), metavar="S", help="Seconds for what runs.  [default: its setting]"
+)
+@socket_option
+@click.pass_context
+def stop(ctx: click.Context, drain: float | None, socket: str | None) -> None:
+    """Stop the daemon.
+
+    It lets running executions end, then exits. Waits until it is gone.
+    """
+    with open_client(ctx, socket) as client:
+        client.stop(drain)
+        click.echo("stopping", err=True)
+        wait_gone(client.socket)
