@@ -65,7 +65,7 @@ def exception_error(code: str, error: BaseException, hint: str = "") -> HayataEr
 def traceback_text(error: BaseException) -> str:
     """The traceback as Python would print it, from the first frame of the user's code."""
     try:
-        lines = traceback.format_exception(type(error), error, _users_part(error.__traceback__))
+        lines = traceback.format_exception(type(error), error, _users_part(error))
     except Exception:  # noqa: BLE001 - formatting calls the exception's own methods
         lines = [*traceback.format_tb(error.__traceback__), f"{type(error).__name__}\n"]
     text = "".join(lines)
@@ -75,15 +75,18 @@ def traceback_text(error: BaseException) -> str:
     return _text(text, MAX_TRACEBACK + 100)
 
 
-def _users_part(start: TracebackType | None) -> TracebackType | None:
-    """Skip our own frames and the import system's; everything, if nothing else is left."""
-    step = start
+def _users_part(error: BaseException) -> TracebackType | None:
+    """Skip our own frames and the import system's.
+
+    If there are no others: nothing for a module that isn't there or can't be parsed, everything for the rest.
+    """
+    step = error.__traceback__
     while step is not None:
         name = str(step.tb_frame.f_globals.get("__name__", ""))
         if not name.startswith(("hayata.", "hayata_supervisor.", "importlib", "runpy")):
             return step
         step = step.tb_next
-    return start
+    return None if isinstance(error, ImportError | SyntaxError) else error.__traceback__
 
 
 def _encode_details(details: Mapping[str, Any]) -> bytes:

@@ -193,6 +193,10 @@ class GuardChild:
     def disown(self) -> None:
         """In a forked child: what we hold names another process's child."""
         self._process.returncode = 0  # or its destructor would warn that the guard still runs
+        if self._end is None:
+            self._end = "is another process's child"
+            self._control.close()
+            os.close(self._pidfd)
 
 
 def _memfd(opened: ExitStack, name: str, data: bytes) -> int:

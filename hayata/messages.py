@@ -220,7 +220,7 @@ class UpdateChecked(_Wire, frozen=True, tag="update_checked"):
 
 # S → N → E. N reads ``execution_id`` and ``timeout_s`` and forwards the frame as it is.
 class RunTask(_Wire, frozen=True, tag="run"):
-    """Run the node function once."""
+    """Run the node function once. ``cell``: where the edge notes that it begins; -1: nowhere."""
 
     execution_id: str
     timeout_s: float | None
@@ -231,6 +231,7 @@ class RunTask(_Wire, frozen=True, tag="run"):
     stream: bool
     state: Update
     input: Value
+    cell: int = -1
 
 
 class KillTask(_Wire, frozen=True, tag="kill"):

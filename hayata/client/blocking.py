@@ -94,7 +94,7 @@ class Client:
     ) -> None:
         self._socket = address.default_socket() if socket is None else os.path.abspath(os.fspath(socket))
         self._cap = frame_cap_bytes
-        self._pool = Pool(self._connect)
+        self._pool = Pool()  # not told how to connect: in a reference cycle, close() would come too late
 
     @property
     def socket(self) -> str:
@@ -177,7 +177,7 @@ class Client:
         if isinstance(effect, Pause):
             time.sleep(effect.seconds)
             return None
-        with self._pool.lease() as line:
+        with self._pool.lease(self._connect) as line:
             line.ask(effect.request)
             return line.answer(effect.greeting_s, effect.timeout_s)
 

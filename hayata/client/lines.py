@@ -74,17 +74,16 @@ class Line:
 class Pool:
     """Connections that wait for their next use."""
 
-    def __init__(self, connect: Callable[[], Transport]) -> None:
-        self._connect = connect
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[Line] = []
         self._pid = os.getpid()
         self.closed = False
 
     @contextmanager
-    def lease(self) -> Iterator[Line]:
+    def lease(self, connect: Callable[[], Transport]) -> Iterator[Line]:
         """A line for one exchange. It goes back to the pool only if all went well."""
-        line = self._take() or Line(self._connect())
+        line = self._take() or Line(connect())
         try:
             yield line
         except BaseException:

@@ -13,14 +13,13 @@ import socket
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hayata import calls
 from hayata.error_info import error_from, exception_info
 from hayata.messages import (
     EdgeRetires,
     KillTask,
-    NodeManifest,
     Partial,
     PartialAck,
     RunTask,
@@ -35,22 +34,21 @@ from hayata.messages import (
 from hayata_supervisor import worker_logging
 from hayata_supervisor.edge_surroundings import Surroundings
 from hayata_supervisor.edge_worker import (
+    EdgeJob,
     Result,
     deadline_of,
     decode,
     encode_result,
     ids_of,
     not_active,
+    spent,
     task_limit,
 )
 from hayata_supervisor.process import prologue
 from hayata_supervisor.process.loop_stream import LoopStream
 
-if TYPE_CHECKING:
-    from hayata.agent import Agent
 
-
-class OwnSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+class OwnSelector(selectors.DefaultSelector):
     """Ends a forked child that comes back to the loop, where it would run all other tasks again."""
 
     def __init__(self) -> None:
@@ -64,27 +62,27 @@ class OwnSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
         return super().select(timeout)
 
 
-def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
+def run(job: EdgeJob, edge: str, sock: socket.socket) -> None:
     """Run tasks until told to stop or the node is gone."""
     loop = asyncio.SelectorEventLoop(OwnSelector())
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(_run(agent, node, edge, sock, cap_bytes))
+    loop.run_until_complete(_run(job, edge, sock))
 
 
-async def _run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
-    await AsyncEdge(agent, node, edge, sock, cap_bytes).run()
+async def _run(job: EdgeJob, edge: str, sock: socket.socket) -> None:
+    await AsyncEdge(job, edge, sock).run()
 
 
 class AsyncEdge:
     """See the module."""
 
-    def __init__(self, agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
-        self._agent = agent
-        self._node = node
+    def __init__(self, job: EdgeJob, edge: str, sock: socket.socket) -> None:
+        self._job = job
+        self._agent = job.agent
+        self._node = job.node
         self._edge = edge
-        self._cap = cap_bytes
-        self._stream = LoopStream(sock, cap_bytes, self._received, self._closed)
-        self._limit = task_limit(node)
+        self._stream = LoopStream(sock, job.cap_bytes, self._received, self._closed)
+        self._limit = task_limit(job.node)
         self._taken = 0
         self._tasks: dict[str, asyncio.Task[Result]] = {}
         self._killed: set[str] = set()
@@ -149,7 +147,7 @@ class AsyncEdge:
     def _begin(self, task: RunTask) -> None:
         self._taken += 1
         if self._taken >= self._limit:
-            self._retire("a fresh process for each task" if self._node.fresh else f"has run {self._taken} tasks")
+            self._retire(spent(self._node, self._taken))
         partials = Partials(self, task.execution_id)
         call = calls.TaskCall(
             self._agent, self._node.name, task, self._edge, self._deps, partials.send, deadline_of(task)
@@ -157,10 +155,14 @@ class AsyncEdge:
         context = contextvars.copy_context()
         context.run(worker_logging.current_task.set, ids_of(task))
         running = asyncio.get_running_loop().create_task(
-            call.run_async(), name=task.execution_id, context=context
+            self._body(task, call), name=task.execution_id, context=context
         )
         self._tasks[task.execution_id] = running
         running.add_done_callback(lambda running: self._ended(task, running))
+
+    async def _body(self, task: RunTask, call: calls.TaskCall) -> Result:
+        self._job.notes.begins(task.cell, task.execution_id)
+        return await call.run_async()
 
     def _ended(self, task: RunTask, running: asyncio.Task[Result]) -> None:
         del self._tasks[task.execution_id]
@@ -171,7 +173,7 @@ class AsyncEdge:
                 running.exception()  # looked at, so that asyncio does not complain that nobody has
             body = encode(TaskStopped(task.execution_id, self._edge))
         else:
-            body = encode_result(self._result(task, running), self._edge, self._cap)
+            body = encode_result(self._result(task, running), self._edge, self._job.cap_bytes)
         idle = not self._tasks
         if idle:
             self._look_behind()

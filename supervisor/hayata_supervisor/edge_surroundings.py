@@ -14,7 +14,6 @@ import threading
 from hayata_supervisor.process.pidfd import children_of
 from hayata_supervisor.process.prologue import get_handler, set_handler
 
-
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _EVERY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 

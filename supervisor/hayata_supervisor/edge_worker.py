@@ -12,9 +12,10 @@ import resource
 import socket
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hayata import calls
+from hayata.agent import Agent
 from hayata.error_info import error_from, error_info, exception_info
 from hayata.errors import error_for
 from hayata.framing import FrameTooLarge
@@ -38,26 +39,40 @@ from hayata_supervisor import worker_logging
 from hayata_supervisor.edge_surroundings import Surroundings
 from hayata_supervisor.process import clock, prologue
 from hayata_supervisor.process.blocking import BlockingStream
-
-if TYPE_CHECKING:
-    from hayata.agent import Agent
+from hayata_supervisor.process.start_notes import NoteWriter
 
 Result: TypeAlias = TaskCompleted | TaskFailed
 
 decode = decoder(ToEdge).decode
 
 
-def run(agent: Agent, node: NodeManifest, edge: str, sock: socket.socket, cap_bytes: int) -> None:
+class EdgeJob(NamedTuple):
+    """What all edges of a node have in common; the node has it from the forkserver.
+
+    Attributes:
+        agent: The agent, with its functions.
+        node: Which of its nodes.
+        cap_bytes: Largest frame.
+        notes: Where each body's beginning is noted.
+    """
+
+    agent: Agent
+    node: NodeManifest
+    cap_bytes: int
+    notes: NoteWriter
+
+
+def run(job: EdgeJob, edge: str, sock: socket.socket) -> None:
     """Run tasks until told to stop or the node is gone."""
-    limit = agent.nodes[node.name].memory_limit
+    limit = job.agent.nodes[job.node.name].memory_limit
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    if node.is_async:
+    if job.node.is_async:
         from hayata_supervisor import edge_async  # loaded by the forkserver, if the app has coroutine nodes
 
-        edge_async.run(agent, node, edge, sock, cap_bytes)
+        edge_async.run(job, edge, sock)
     else:
-        SyncEdge(agent, node, edge, BlockingStream(sock, cap_bytes)).run()
+        SyncEdge(job, edge, BlockingStream(sock, job.cap_bytes)).run()
 
 
 def task_limit(node: NodeManifest) -> int:
@@ -65,6 +80,11 @@ def task_limit(node: NodeManifest) -> int:
     if node.fresh:
         return 1
     return max(1, node.max_tasks - int.from_bytes(os.urandom(4), "big") % (node.max_tasks // 10 + 1))
+
+
+def spent(node: NodeManifest, done: int) -> str:
+    """Why an edge that has reached its limit ends."""
+    return "a fresh process for each task" if node.fresh else f"has run {done} tasks"
 
 
 def ids_of(task: RunTask) -> dict[str, Any]:
@@ -98,18 +118,19 @@ def not_active(execution_id: str) -> Exception:
 class SyncEdge:
     """See the module."""
 
-    def __init__(self, agent: Agent, node: NodeManifest, edge: str, stream: BlockingStream) -> None:
-        self._agent = agent
-        self._node = node
+    def __init__(self, job: EdgeJob, edge: str, stream: BlockingStream) -> None:
+        self._job = job
+        self._agent = job.agent
+        self._node = job.node
         self._edge = edge
         self._stream = stream
-        self._limit = task_limit(node)
+        self._limit = task_limit(job.node)
         self._stopping = False
 
     def run(self) -> None:
         """Enter the lifespan, run tasks, leave it."""
         try:
-            lifespan = calls.node_lifespan(self._agent, self._node.name)
+            lifespan: Any = calls.node_lifespan(self._agent, self._node.name)
             deps = None if lifespan is None else lifespan.__enter__()
         except BaseException as error:  # noqa: BLE001 - whatever the app's code raises is why we can't start
             traceback.print_exc()
@@ -130,7 +151,7 @@ class SyncEdge:
                 return
             result = self._run(task, deps)
             done += 1
-            why = self._spent(done) or surroundings.left_behind()
+            why = spent(self._node, done) if done >= self._limit else surroundings.left_behind()
             prologue.flush_standard_streams()
             body = encode_result(result, self._edge, self._stream.cap_bytes)
             self._stream.send(body, before=encode(EdgeRetires(self._edge, why)) if why else None)
@@ -146,11 +167,6 @@ class SyncEdge:
                 return None
             # An acknowledgement that nobody waits for: its task was over. A sync edge is killed, not told to.
         return None
-
-    def _spent(self, done: int) -> str:
-        if done < self._limit:
-            return ""
-        return "a fresh process for each task" if self._node.fresh else f"has run {done} tasks"
 
     def _run(self, task: RunTask, deps: Any) -> Result:
         """Run the body in a context of its own: what it sets in context variables ends with it."""
@@ -168,6 +184,7 @@ class SyncEdge:
 
     def _run_in_context(self, task: RunTask, call: calls.TaskCall) -> Result:
         worker_logging.current_task.set(ids_of(task))
+        self._job.notes.begins(task.cell, task.execution_id)
         return call.run()
 
     def acknowledgement(self, number: int) -> PartialAck:

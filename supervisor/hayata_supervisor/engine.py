@@ -29,6 +29,7 @@ from hayata.messages import (
     UpdateChecked,
 )
 from hayata_supervisor.committer import Committer
+from hayata_supervisor.core.cells import Cells
 from hayata_supervisor.core.coordinator import Coordinator, Now
 from hayata_supervisor.core.effects import (
     Acknowledge,
@@ -41,6 +42,7 @@ from hayata_supervisor.core.effects import (
     Persist,
     Publish,
     PublishPartial,
+    Ready,
     Reply,
     Settled,
 )
@@ -51,6 +53,7 @@ from hayata_supervisor.hub import PAGE, Hub
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.background import Background
 from hayata_supervisor.process.reactor import Reactor, Timer
+from hayata_supervisor.process.start_notes import StartNotes
 from hayata_supervisor.store.interface import Header, Loaded, OutOfOrder, Refusal, Store, Taken, Unstorable
 from hayata_supervisor.tree.port import AgentAnswer, Log, TaskReport, failure
 
@@ -114,6 +117,7 @@ class Engine:
         *,
         writer: Background,
         reader: Background,
+        notes: StartNotes,
         app_events: Callable[[int, str, ErrorInfo | None], None],
         broken: Callable[[BaseException], None],
     ) -> None:
@@ -129,6 +133,8 @@ class Engine:
         self.agents: dict[str, Agent] = {}
         self.unclaimed: dict[str, dict[bytes, Invocation]] = {}
         self.open: set[bytes] = set()
+        self._cells = Cells()
+        self._notes = notes
         self._memories: dict[bytes, bytes | None] = {}
         self._app_events = app_events
         self._checks: dict[int, Callable[[UpdateChecked], None]] = {}
@@ -146,6 +152,9 @@ class Engine:
             self.unclaimed.setdefault(invocation.agent, {})[invocation.id] = invocation
             self._memories[invocation.id] = each.memory
             self.open.add(invocation.id)
+            for task in invocation.tasks:
+                if task.status == "running":
+                    self._cells.hold(task.cell)
             count += 1
         return count
 
@@ -159,7 +168,9 @@ class Engine:
                 agent.status, agent.error = "serving", None
                 self.perform(manifest.id, agent.coordinator.take_manifest(manifest, now()))
                 continue
-            self.agents[manifest.id] = agent = Agent(reference, Coordinator(manifest))
+            self.agents[manifest.id] = agent = Agent(
+                reference, Coordinator(manifest, self._cells, self._notes.began)
+            )
             for invocation in self.unclaimed.pop(manifest.id, {}).values():
                 agent.coordinator.adopt(invocation, self._memories.pop(invocation.id, None))
                 if invocation.status == "uncertain":
@@ -243,6 +254,9 @@ class Engine:
                     self.committer.persist(effect)
                 case Dispatch():
                     self._dispatch(effect)
+                case Ready():
+                    agent = self.agents[effect.agent]
+                    self._perform_durable(agent.coordinator.ready(effect.execution_id, now()))
                 case AskPolicy():
                     self._ask(effect)
                 case Publish():

@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
@@ -44,11 +45,13 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor import agent_worker, node_worker
+from hayata_supervisor.edge_worker import EdgeJob
 from hayata_supervisor.process import prctl, prologue
 from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.descriptors import close_own, own, receive_packet
 from hayata_supervisor.process.prologue import fork, run_worker
 from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.process.start_notes import NoteWriter
 
 if TYPE_CHECKING:
     from hayata.agent import Agent
@@ -61,10 +64,11 @@ _decode_fork = decoder(Fork).decode
 
 
 class App(NamedTuple):
-    """What was imported: agents and their manifests, by agent id."""
+    """What was imported: agents and their manifests, by agent id; and where their edges note what begins."""
 
     agents: dict[str, Agent]
     manifests: dict[str, AgentManifest]
+    notes: NoteWriter
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -140,7 +144,7 @@ def _import(launch: Launch, index: int) -> App:
     manifests = {agent.id: agent_manifest(agent) for agent in agents}
     if any(node.is_async for manifest in manifests.values() for node in manifest.nodes):
         import hayata_supervisor.edge_async  # noqa: F401 - imported here, its pages are shared by all edges
-    return App({agent.id: agent for agent in agents}, manifests)
+    return App({agent.id: agent for agent in agents}, manifests, NoteWriter(Path(launch.data_dir)))
 
 
 def _refuse_threads() -> None:
@@ -245,8 +249,10 @@ class ForkServer:
             return lambda: agent_worker.run(agent, request.incarnation, _socket(fds[0]), cap)
         for node in self._app.manifests[request.agent].nodes:
             if node.name == request.node:
+                job = EdgeJob(agent, node, cap, self._app.notes)
+                timeout_s = self._launch.start_timeout_s
                 return lambda: node_worker.run(
-                    agent, node, request.incarnation, self._launch, _socket(fds[0]), _socket(fds[1])
+                    job, request.incarnation, timeout_s, _socket(fds[0]), _socket(fds[1])
                 )
         raise error_for("unknown_node", f"agent {request.agent!r} has no node {request.node!r}")
 

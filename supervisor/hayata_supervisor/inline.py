@@ -44,6 +44,7 @@ from hayata_supervisor.engine import Engine
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.background import Foreground
 from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.process.start_notes import NoteWriter, StartNotes
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.server import Server
 from hayata_supervisor.store.lmdb_store import open_store
@@ -66,11 +67,14 @@ class InlineServer:
             log,
             writer=background,
             reader=background,
+            notes=StartNotes(Path(data_dir)),
             app_events=lambda index, reference, error: None,
             broken=_raise,
         )
         self._engine.load(store.load_open())
-        self._workers = InlineWorkers({agent.id: agent for agent in agents}, self._engine, self._reactor)
+        self._workers = InlineWorkers(
+            {agent.id: agent for agent in agents}, self._engine, self._reactor, NoteWriter(Path(data_dir))
+        )
         self._engine.workers = self._workers
         requests = Requests(self._engine, tree=_describe, stop=lambda drain_s: None)
         self._server = Server(
@@ -136,7 +140,8 @@ class _Pumping(SocketTransport):
 class InlineWorkers:
     """The engine's `Workers`, called in place."""
 
-    def __init__(self, agents: dict[str, Agent], engine: Engine, reactor: Reactor) -> None:
+    def __init__(self, agents: dict[str, Agent], engine: Engine, reactor: Reactor, notes: NoteWriter) -> None:
+        self._notes = notes
         self._agents = agents
         self._engine = engine
         self._reactor = reactor
@@ -208,6 +213,7 @@ class InlineWorkers:
         is_async = agent.nodes[node].is_async
         send = partials.send_async if is_async else partials.send
         call = calls.TaskCall(agent, node, task, EDGE, deps, send, deadline)
+        self._notes.begins(task.cell, task.execution_id)
         report = _await(call.run_async()) if is_async else call.run()
         if deadline is not None and clock.monotonic() > deadline:
             late = failure(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from hayata.framing import FrameTooLarge
-from hayata.messages import ErrorInfo, NodeManifest, StopWorker, WorkerFailed, WorkerReady, encode
+from hayata.messages import ErrorInfo, StopWorker, WorkerFailed, WorkerReady, encode
 from hayata_supervisor import edge_worker
 from hayata_supervisor.process import prologue
 from hayata_supervisor.process.burial import Burial
@@ -27,7 +27,6 @@ from hayata_supervisor.process.pidfd import Exit, open_pidfd, reap, send_signal
 from hayata_supervisor.process.reactor import Reactor, Timer
 
 if TYPE_CHECKING:
-    from hayata.agent import Agent
     from hayata_supervisor.node_tasks import Task
 
 
@@ -35,7 +34,7 @@ EOF_GRACE_S = 0.05
 """How long an edge may live after its stream has ended."""
 
 
-class _Head(msgspec.Struct, array_like=True, frozen=True):
+class _Head(msgspec.Struct, array_like=True):
     """The first fields of a frame: all that a node looks at before it forwards the frame as it is."""
 
 
@@ -109,9 +108,7 @@ class EdgeSetting(NamedTuple):
 
     reactor: Reactor
     owner: EdgeOwner
-    agent: Agent
-    node: NodeManifest
-    cap_bytes: int
+    job: edge_worker.EdgeJob
     start_timeout_s: float
 
 
@@ -130,10 +127,19 @@ class Edge:
         idle_since: Monotonic seconds at which its last task ended.
     """
 
-    def __init__(self, setting: EdgeSetting, edge: str, pid: int, sock: socket.socket, out: int, err: int) -> None:
+    def __init__(
+        self,
+        setting: EdgeSetting,
+        edge: str,
+        pid: int,
+        pidfd: int,
+        sock: socket.socket,
+        out: int,
+        err: int,
+    ) -> None:
         self.id = edge
         self.pid = pid
-        self.pidfd = own(open_pidfd(pid))
+        self.pidfd = own(pidfd)
         self.tasks: dict[str, Task] = {}
         self.ready = False
         self.retiring = ""
@@ -145,7 +151,7 @@ class Edge:
         self._owner = setting.owner
         self._reactor = setting.reactor
         self._fd = sock.fileno()
-        self.channel = Channel(setting.reactor, sock, self, cap_bytes=setting.cap_bytes)
+        self.channel = Channel(setting.reactor, sock, self, cap_bytes=setting.job.cap_bytes)
         self.output = WorkerOutput(setting.reactor, out, err, self._printed)
         self._kill_timer: Timer | None = setting.reactor.call_later(
             setting.start_timeout_s, lambda: self.kill("start timeout")
@@ -161,12 +167,11 @@ class Edge:
         except msgspec.DecodeError:
             self.kill("broken protocol")
             return
-        kind = type(head)
-        if kind is WorkerReady:
+        if isinstance(head, WorkerReady):
             self._became_ready()
-        elif kind is WorkerFailed:
+        elif isinstance(head, WorkerFailed):
             self.start_error = head.error
-        elif kind is RetiresHead:
+        elif isinstance(head, RetiresHead):
             self.retiring = head.reason
             self._owner.edge_retires(self)
         else:
@@ -205,7 +210,7 @@ class Edge:
         self.channel.send(encode(StopWorker()))
         self._cancel_timer()
         self._kill_timer = self._reactor.call_later(
-            self._setting.node.shutdown_s, lambda: self.kill("did not stop in time")
+            self._setting.job.node.shutdown_s, lambda: self.kill("did not stop in time")
         )
 
     def _cancel_timer(self) -> None:
@@ -259,15 +264,23 @@ def spawn(setting: EdgeSetting, edge: str) -> Edge:
     if pid == 0:
         prologue.run_worker(
             lambda: prologue.begin(
-                name=f"h:{setting.node.name}*",
+                name=f"h:{setting.job.node.name}*",
                 parent=node_pid,
                 stdout=out_end,
                 stderr=err_end,
                 keep=[theirs.fileno()],
                 new_session=True,
             ),
-            lambda: edge_worker.run(setting.agent, setting.node, edge, theirs, setting.cap_bytes),
+            lambda: edge_worker.run(setting.job, edge, theirs),
         )
     for thing in (theirs, out_end, err_end):
         close_own(thing)
-    return Edge(setting, edge, pid, ours, out, err)
+    try:
+        return Edge(setting, edge, pid, open_pidfd(pid), ours, out, err)
+    except OSError:
+        # No descriptor is left for its pidfd. It is an unreaped child of ours, so its number is safe.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for thing in (ours, out, err):
+            close_own(thing)
+        raise

@@ -35,7 +35,7 @@ class Fleet:
         refused: Callable[[str, OSError], None],
         again: Callable[[], None],
     ) -> None:
-        node = setting.node
+        node = setting.job.node
         self._setting = setting
         self._reactor = setting.reactor
         self._incarnation = incarnation

@@ -94,7 +94,8 @@ def edge_lost(death: Death) -> ErrorInfo:
     if death.stopping:
         return interruption("edge_crashed", "its edge worker was stopped", "stopped", **details)
     if death.killed and death.exit.signal == signal.SIGKILL:
-        return interruption("edge_crashed", f"its edge worker was killed: {death.killed}", "protocol", **details)
+        message = f"its edge worker was killed: {death.killed}"
+        return interruption("edge_crashed", message, death.killed, **details)
     hint = ""
     if death.exit.signal == signal.SIGKILL:
         hint = "if nobody sent it, the kernel was out of memory: see `dmesg`"

@@ -13,7 +13,7 @@ import selectors
 import socket
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -26,8 +26,6 @@ from hayata.messages import (
     EdgeStartFailed,
     ErrorInfo,
     KillTask,
-    Launch,
-    NodeManifest,
     Output,
     StopWorker,
     TaskInterrupted,
@@ -35,6 +33,7 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor import worker_logging
+from hayata_supervisor.edge_worker import EdgeJob
 from hayata_supervisor.node_edge import Edge, EdgeSetting, PartialHead, StoppedHead, TaskHead
 from hayata_supervisor.node_fleet import Fleet
 from hayata_supervisor.node_tasks import Deadlines, Death, Task, edge_lost, never_ran, timed_out, told_to_end
@@ -44,9 +43,6 @@ from hayata_supervisor.process.descriptors import PacketSender, own
 from hayata_supervisor.process.output import StreamName
 from hayata_supervisor.process.reactor import Reactor
 
-if TYPE_CHECKING:
-    from hayata.agent import Agent
-
 CANCEL_GRACE_S = 1.0
 """How long a cancelled coroutine may take to end before its edge is killed."""
 
@@ -54,7 +50,7 @@ _CONGESTED_BYTES = 4 * 1024 * 1024
 _LAST_RITES_S = 1.0
 
 
-class _Head(msgspec.Struct, array_like=True, frozen=True):
+class _Head(msgspec.Struct, array_like=True):
     """The first fields of a frame: all that a node looks at before it forwards the frame as it is."""
 
 
@@ -77,19 +73,14 @@ _decode_head = msgspec.msgpack.Decoder(Head).decode
 
 
 def run(
-    agent: Agent,
-    node: NodeManifest,
-    incarnation: str,
-    launch: Launch,
-    stream: socket.socket,
-    packets: socket.socket,
+    job: EdgeJob, incarnation: str, start_timeout_s: float, stream: socket.socket, packets: socket.socket
 ) -> None:
     """Work until told to stop, or until the supervisor is gone."""
-    worker_logging.install(agent.id, node.name)  # for the edges, which inherit it and share its pages
+    worker_logging.install(job.agent.id, job.node.name)  # for the edges, which inherit it and share its pages
     reactor = Reactor(selectors.PollSelector())
     for fd in reactor.descriptors:
         own(fd)
-    worker = NodeWorker(reactor, agent, node, incarnation, launch, stream, packets)
+    worker = NodeWorker(reactor, job, incarnation, start_timeout_s, stream, packets)
     gc.collect()
     gc.freeze()
     worker.run()
@@ -101,20 +92,18 @@ class NodeWorker:
     def __init__(
         self,
         reactor: Reactor,
-        agent: Agent,
-        node: NodeManifest,
+        job: EdgeJob,
         incarnation: str,
-        launch: Launch,
+        start_timeout_s: float,
         stream: socket.socket,
         packets: socket.socket,
     ) -> None:
         self._reactor = reactor
-        self._node = node
+        self._node = job.node
         self._incarnation = incarnation
-        cap = launch.frame_cap_bytes
-        self._channel = Channel(reactor, stream, self, cap_bytes=cap)
+        self._channel = Channel(reactor, stream, self, cap_bytes=job.cap_bytes)
         self._packets = PacketSender(reactor, packets)
-        setting = EdgeSetting(reactor, self, agent, node, cap, launch.start_timeout_s)
+        setting = EdgeSetting(reactor, self, job, start_timeout_s)
         self._fleet = Fleet(setting, incarnation, self._edge_started, self._fork_refused, self._grow)
         self._tasks: dict[str, Task] = {}
         self._queue: deque[Task] = deque()
@@ -131,21 +120,21 @@ class NodeWorker:
     def _finished(self) -> bool:
         if self._gone:
             return True
-        return self._fleet.stopping and not self._fleet.edges and not (self._channel.open and self._channel.queued_bytes)
+        unsaid = self._channel.open and self._channel.queued_bytes > 0
+        return self._fleet.stopping and not self._fleet.edges and not unsaid
 
     # from the supervisor
 
     def received(self, body: bytes) -> None:
         """One frame from the supervisor."""
         head = _decode_head(body)
-        kind = type(head)
-        if kind is RunHead:
+        if isinstance(head, RunHead):
             self._accept(Task(head.execution_id, head.timeout_s, body))
-        elif kind is AckHead:
+        elif isinstance(head, AckHead):
             task = self._tasks.get(head.execution_id)
             if task is not None and task.edge is not None:
                 task.edge.channel.send(body)
-        elif kind is KillTask:
+        elif isinstance(head, KillTask):
             task = self._tasks.get(head.execution_id)
             if task is not None:
                 self._cut_off(task, told_to_end(head.reason), head.reason)
@@ -235,7 +224,8 @@ class NodeWorker:
         self._packets.send(encode(EdgeStarted(edge.id, edge.pid)), [edge.pidfd])
 
     def _fork_refused(self, name: str, error: OSError) -> None:
-        refused = error_for("node_unavailable", f"the system refused a fork: {error}", details={"errno": error.errno})
+        message = f"the system refused a fork: {error}"
+        refused = error_for("node_unavailable", message, details={"errno": error.errno})
         self._channel.send(encode(EdgeStartFailed(name, error_info(refused))))
 
     def edge_ready(self, edge: Edge) -> None:
@@ -277,7 +267,10 @@ class NodeWorker:
     def _stray(self, edge: Edge, head: TaskHead) -> None:
         self.strays += 1
         if self.strays == 1:
-            print(f"hayata: dropped a frame of edge {edge.id} about {head.execution_id}, which it doesn't run", file=sys.stderr)
+            told = (
+                f"hayata: dropped a frame of edge {edge.id} about {head.execution_id}, which it does not run"
+            )
+            print(told, file=sys.stderr)
 
     def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int) -> bool:
         """User code wrote lines; False while the supervisor does not read fast enough."""
@@ -303,7 +296,7 @@ class NodeWorker:
         edge.tasks.clear()
         self._channel.send(encode(EdgeEnded(edge.id, edge.pid, _reason(edge))))
         expected = edge.retiring or self._fleet.stopping
-        if not edge.ready or (idle and not expected and not edge.killed):
+        if not expected and (not edge.ready or (idle and not edge.killed)):
             self._fleet.start_failed()
             self._channel.send(encode(EdgeStartFailed(edge.id, edge.start_error or error)))
         self._fleet.remove(edge)

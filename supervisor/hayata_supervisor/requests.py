@@ -131,7 +131,7 @@ class Requests:
                 status="serving" if slots.unavailable is None else "failed",
                 is_async=slots.manifest.is_async,
                 concurrency=slots.manifest.concurrency,
-                busy=slots.busy,
+                busy=slots.active,
             )
             for slots in coordinator.slots.values()
         ]

@@ -31,6 +31,7 @@ from hayata_supervisor.process.pidfd import open_pidfd
 from hayata_supervisor.process.reactor import Reactor
 from hayata_supervisor.process.signals import SignalInbox
 from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves
+from hayata_supervisor.process.start_notes import StartNotes
 from hayata_supervisor.process.sweep import kill_children
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.server import Connection, Server
@@ -86,6 +87,7 @@ class Supervisor:
             self._log,
             writer=BackgroundThread(self._reactor, "store-writer"),
             reader=BackgroundThread(self._reactor, "store-reader"),
+            notes=StartNotes(Path(launch.data_dir)),
             app_events=self._app_settled,
             broken=self._broken,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 from pathlib import Path
 
@@ -18,11 +19,11 @@ MOUNT = 'mount -t tmpfs -o size=6m tmpfs "$0" && head -c 1000000 /dev/zero > "$0
 
 
 def test_limit_on_file_size_is_store_full_and_ends_with_it_s5(tmp_path):
-    said = run("full", tmp_path, 3 << 20)
+    said = run("full", tmp_path, 3 << 19)
     assert said[:3] == ["error store_full from Error"] * 3  # a short write, which LMDB calls EIO
     assert said[3] == "error store_full"
     assert said[4].startswith("went on ")
-    assert int(said[5].split()[1]) > 1000
+    assert int(said[5].split()[1]) > 300
     assert verify(str(tmp_path / "store")) == []
 
 
@@ -34,10 +35,10 @@ def test_full_disk_is_store_full_and_ends_when_there_is_room_s5(tmp_path):
     assert [line.split()[:2] for line in said[:4]] == [["error", "store_full"]] * 4
     # The ballast is a mebibyte: what was accepted went on for a good while, and no new invocation ate of it.
     assert int(said[4].split()[2]) > 300
-    assert int(said[5].split()[1]) > 1000
+    assert int(said[5].split()[1]) > 300
 
 
-def test_batch_refused_for_want_of_room_is_stored_when_it_is_written_again(tmp_path, monkeypatch):
+def test_batch_refused_for_want_of_room_is_stored_when_it_is_written_again(tmp_path):
     store = open_store(tmp_path, ballast_bytes=1 << 16)
     one, two = new_id(1), new_id(2)
     store.write([first(one, "one")])
@@ -63,12 +64,8 @@ class _file_size_limit:
         self._bytes = (data_dir / "store" / "data.mdb").stat().st_size + 65536
 
     def __enter__(self) -> None:
-        import resource
-
         self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (self._bytes, self._before[1]))
 
     def __exit__(self, *_: object) -> None:
-        import resource
-
         resource.setrlimit(resource.RLIMIT_FSIZE, self._before)

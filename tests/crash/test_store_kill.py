@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hayata.errors import HayataError
 from hayata_supervisor.store.lmdb_store import open_store
 from tests.support.store_child import batch, written
+from tests.support.store_power import moments, record
 from tests.support.store_rig import child, run, run_to_end
 
 KILLS = 60
@@ -100,6 +102,63 @@ def test_killed_at_every_system_call_of_its_creation_is_created_by_the_next_star
             break
         assert done.returncode == -signal.SIGKILL
     assert nth > least, "the kills did not reach the creation"
+
+
+@needs_strace
+def test_creation_is_synced_before_it_is_renamed_and_the_rename_after_it_s6(tmp_path):
+    data_dir, log = tmp_path / "data", tmp_path / "log"
+    prefix = ["strace", "-f", "-qq", "-y", "-e", "trace=fsync,rename", "-o", str(log)]
+    assert run("try", data_dir, before=prefix) == ["open"]
+    calls = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+    where = []
+    for call, path in (
+        ("fsync(", f"<{tmp_path}>)"),  # the data directory's own entry
+        ("fsync(", f"<{data_dir}/store.new/data.mdb>)"),
+        ("fsync(", f"<{data_dir}/store.new>)"),
+        ("rename(", f'"{data_dir}/store")'),
+        ("fsync(", f"<{data_dir}>)"),
+    ):
+        where += [index for index, line in enumerate(calls) if line.startswith(call) and path in line][:1]
+    assert len(where) == 5
+    assert where == sorted(where)
+
+
+def after_power_cuts(tmp_path: Path, how: str) -> list[str]:
+    """Every moment of a run, and what power cuts at it leave: what of it is not as it must be."""
+    data_dir, cut = tmp_path / "run", tmp_path / "cut"
+    run("batches", data_dir, 3)
+    shutil.copytree(data_dir, cut)
+    calls = record(data_dir, how, 9)
+    chance = random.Random(1)
+    wrong: list[str] = []
+    count = 0
+    for acknowledged, disk in moments((cut / "store" / "data.mdb").read_bytes(), calls):
+        count += 1
+        for share in (0.0, 0.5, 0.5, 1.0):
+            (cut / "store" / "data.mdb").write_bytes(disk.after_power_cut(chance, share))
+            try:
+                store = open_store(cut, ballast_bytes=0)
+                try:
+                    found = written(store)
+                finally:
+                    store.close()
+            except (HayataError, AssertionError) as problem:
+                wrong.append(f"{acknowledged} acknowledged: {problem!r}")
+                continue
+            if found not in (max(acknowledged, 3), max(acknowledged, 3) + 1):
+                wrong.append(f"{acknowledged} acknowledged, {found} found")
+    assert count > 6 * 3
+    return wrong
+
+
+@needs_strace
+def test_power_cut_at_any_moment_leaves_the_acknowledged_batches_or_one_more(tmp_path):
+    assert after_power_cuts(tmp_path, "batches") == []
+
+
+@needs_strace
+def test_power_cut_without_a_synced_meta_page_loses_batches_as_the_control_must(tmp_path):
+    assert any("acknowledged, " in wrong for wrong in after_power_cuts(tmp_path, "careless"))
 
 
 @needs_strace

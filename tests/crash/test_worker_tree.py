@@ -8,15 +8,26 @@ import subprocess
 import time
 
 import pytest
+from msgspec import Raw
 
+from hayata.framing import frame
+from hayata.messages import DecidedFinish, WorkerReady, encode
 from hayata_supervisor.process.pidfd import is_dead, open_pidfd, wait_dead
 from hayata_supervisor.process.watcher import EdgeWatcher
 from tests.support.tree_rig import APP, BROKEN_APP, TreeRig, kill
 
-QUICK = {"node_link.UNANSWERED_S": 1.0, "node_link.PROBED_AFTER_S": 0.2, "forkserver_link.FORK_TIMEOUT_S": 1.0}
+QUICK = {
+    "node_link.UNANSWERED_S": 1.0,
+    "node_link.PROBED_AFTER_S": 0.2,
+    "forkserver_link.FORK_TIMEOUT_S": 1.0,
+}
 
 
-@pytest.fixture()
+def framed(message):
+    return frame(encode(message))
+
+
+@pytest.fixture
 def rig():
     with TreeRig() as rig:
         rig.pids = rig.all_serving()
@@ -106,6 +117,29 @@ def test_agent_that_dies_too_often_is_given_up_and_comes_back():
         rig.hear("agent_back", agent="fragile")
         rig.evaluate(2, agent="fragile", result=2)
         assert rig.answer(2)["result"] == 2
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        ((1).to_bytes(4, "big") + b"\xff", "can't be read"),
+        ((2**32 - 1).to_bytes(4, "big"), "over the cap"),
+        (framed(WorkerReady("agent", "another", 1)), "does not fit"),
+    ],
+)
+def test_agent_that_does_not_speak_our_protocol_is_killed(rig, garbage, reason):
+    rig.evaluate(1, policy="write", bytes=garbage.hex())
+    assert reason in rig.hear("log", text="protocol error", agent="tree")["reason"]
+    assert rig.answer(1)["error"]["code"] == "agent_crashed"
+    rig.evaluate(2, result=2)
+    assert rig.answer(2)["result"] == 2
+
+
+def test_agent_that_answers_what_nobody_asked_is_not_believed(rig):
+    forged = framed(DecidedFinish(77, Raw(b"\xc0")))
+    rig.evaluate(1, policy="write", bytes=forged.hex(), result="mine")
+    assert rig.answer(1)["result"] == "mine"
+    assert not rig.heard("answered")
 
 
 # Node worker
@@ -374,7 +408,10 @@ def test_everything_killed_at_once_comes_back(rig):
     rig.told("body")
     for pid in rig.marked():
         kill(pid)
-    assert {rig.report("e1")["error"]["code"], rig.report("e2")["error"]["code"]} <= {"node_crashed", "edge_crashed"}
+    assert {rig.report("e1")["error"]["code"], rig.report("e2")["error"]["code"]} <= {
+        "node_crashed",
+        "edge_crashed",
+    }
     rig.dispatch("e3", value=3)
     rig.evaluate(1, result=1)
     assert rig.report("e3")["update"] == {"value": 3}
@@ -415,7 +452,7 @@ def test_sixty_crash_restarts_leave_the_number_of_descriptors_unchanged(rig):
 # The edge watcher by itself
 
 
-@pytest.fixture()
+@pytest.fixture
 def watched():
     """A watcher whose loop never turns; what it would call there."""
     calls = []

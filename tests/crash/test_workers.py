@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from hayata.messages import EdgeEnded, EdgeStarted, EdgeStartFailed, TaskCompleted, TaskInterrupted
 from hayata_supervisor.process.pidfd import children_of, open_pidfd, send_signal, wait_dead
-from tests.support.worker_harness import Node, Supervisor, details, open_files
+from tests.support.worker_harness import Node, Subreaper, Supervisor, details, open_files
 
 pytest_plugins = ["tests.support.worker_fixtures"]
 
@@ -74,10 +75,30 @@ def test_node_killed_takes_everything_along(supervisor: Supervisor, tmp_path: Pa
     pidfd = open_pidfd(node.edge().pid)
     started = time.monotonic()
     node.kill()
+    # The edge dies by the kernel's hand: nobody sweeps yet.
+    assert wait_dead([pidfd], 1.0)
     node.wait_dead()
     supervisor.sweep()
     assert _all_dead([*family, pidfd], 1.0)
     assert time.monotonic() - started < 1.0
+
+
+def test_supervisor_killed_takes_forkserver_agent_node_and_edge_along(tmp_path: Path):
+    """A supervisor of its own, in a process that kills itself; its children come to us."""
+    pids = tmp_path / "pids"
+    with Subreaper():
+        doomed = os.spawnv(
+            os.P_NOWAIT, sys.executable, [sys.executable, "-m", "tests.support.worker_doomed", str(pids)]
+        )
+        assert os.waitstatus_to_exitcode(os.waitpid(doomed, 0)[1]) == -signal.SIGKILL
+        begun = time.monotonic()
+        roles = dict(line.split() for line in pids.read_text().splitlines())
+        assert set(roles) == {"forkserver", "agent", "node", "edge"}
+        # They are our children now, unreaped, so their numbers are still theirs.
+        assert _all_dead([open_pidfd(int(pid)) for pid in roles.values()], 1.0)
+        assert time.monotonic() - begun < 1.0
+        for pid in roles.values():
+            os.waitpid(int(pid), 0)
 
 
 def test_two_hundred_killed_tasks_leave_no_zombie_p4(supervisor: Supervisor):

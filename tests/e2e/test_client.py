@@ -60,9 +60,9 @@ def processes(root: Process) -> dict[str, Process]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # One run
-# ------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_call_returns_the_result_with_its_types(client: Client) -> None:
@@ -87,7 +87,7 @@ def test_run_then_events_then_result_and_tasks(client: Client) -> None:
     assert (task.node, task.step, task.attempt, task.status) == ("stream", 0, 1, "completed")
     assert task.update == {"streamed": 3}
     assert [e.data["execution_id"] for e in events if e.type == "node_started"] == [task.id]
-    assert list(invocation.events(after=types.index("node_completed") + 1))[0].type == "invocation_completed"
+    assert next(invocation.events(after=types.index("node_completed") + 1)).type == "invocation_completed"
     record = invocation.refresh()
     assert record.status == "completed"
     assert record.result == {"streamed": 3}
@@ -172,9 +172,9 @@ def test_async_client_runs_many_at_once(shared: Daemon) -> None:
     assert asyncio.run(main()) == [{"echo": n} for n in range(20)]
 
 
-# ------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # Through kills
-# ------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_waiting_client_hears_of_the_uncertain_task_after_the_supervisor_was_killed(

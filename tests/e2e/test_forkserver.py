@@ -100,8 +100,15 @@ def test_import_that_exits_is_told(tmp_path: Path):
 @pytest.mark.parametrize(
     ("start", "name"),
     [
-        ("import threading\nthreading.Thread(target=time.sleep, args=(60,), name='refresher', daemon=True).start()", "refresher"),
-        ("import _thread\n_thread.start_new_thread(lambda: time.sleep(60), ())\ntime.sleep(0.2)", "does not know"),
+        (
+            "import threading as t\n"
+            "t.Thread(target=time.sleep, args=(60,), name='refresher', daemon=True).start()",
+            "refresher",
+        ),
+        (
+            "import _thread\n_thread.start_new_thread(lambda: time.sleep(60), ())\ntime.sleep(0.2)",
+            "does not know",
+        ),
     ],
 )
 def test_import_that_leaves_a_thread_is_refused_by_name(tmp_path: Path, start: str, name: str):
@@ -145,7 +152,9 @@ def test_command_line_of_the_forkserver_is_hidden_from_the_app(tmp_path: Path):
 
 
 def test_fork_of_an_unknown_worker_is_refused(supervisor: Supervisor):
-    for number, (agent, node, code) in enumerate([("nobody", None, "unknown_agent"), ("workshop", "x", "unknown_node")]):
+    for number, (agent, node, code) in enumerate(
+        [("nobody", None, "unknown_agent"), ("workshop", "x", "unknown_node")]
+    ):
         pairs = [socket.socketpair() for _ in range(4)]
         theirs = [pair[1].fileno() for pair in pairs]
         body = encode(Fork(900 + number, agent, node, "w"))

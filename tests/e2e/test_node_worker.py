@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from hayata import values
-from hayata.messages import EdgeEnded, EdgeStartFailed, ErrorInfo, StopWorker, TaskCompleted, TaskFailed, TaskInterrupted
+from hayata.messages import (
+    EdgeEnded,
+    EdgeStartFailed,
+    ErrorInfo,
+    StopWorker,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+)
 from tests.support.worker_harness import APP, Supervisor, details, open_files
 
 pytest_plugins = ["tests.support.worker_fixtures"]
@@ -234,13 +242,17 @@ def test_flooder_is_slowed_and_its_deadline_holds(supervisor: Supervisor):
     assert 8 * 1024**2 <= written < 11 * 1024**2
 
 
-@pytest.mark.parametrize(("name", "told"), [("broken", "RuntimeError: no database"), ("deadly", "exit code 9")])
+@pytest.mark.parametrize(
+    ("name", "told"), [("broken", "RuntimeError: no database"), ("deadly", "exit code 9")]
+)
 def test_failing_lifespan_is_a_failed_start_with_backoff(supervisor: Supervisor, name: str, told: str):
     node = supervisor.node(name)
     node.run("a", {"do": "facts"})
     for _ in range(4):
         assert told in node.wait_for(EdgeStartFailed).error.message
-    starts = [node.times[number] for number, message in enumerate(node.messages) if type(message) is EdgeEnded]
+    starts = [
+        node.times[number] for number, message in enumerate(node.messages) if type(message) is EdgeEnded
+    ]
     assert starts[3] - starts[0] > 0.05 + 0.1 + 0.2
     assert not node.ends
     node.kill_task("a")
@@ -300,3 +312,22 @@ def test_idle_edges_are_let_go_but_one(supervisor: Supervisor):
     ended = node.wait_for(EdgeEnded, timeout_s=15)
     assert ended.reason == "idle"
     assert node.call("c", {"do": "facts"})["pid"] == node.edge().pid
+
+
+@pytest.mark.parametrize(("name", "action"), [("single", "sleep"), ("many", "wait")])
+def test_start_of_a_body_is_noted_before_it_ends(supervisor: Supervisor, name: str, action: str):
+    node = supervisor.node(name)
+    task = f"{7:032x}.3.1"
+    node.call(f"{6:032x}.1.1", {"do": "facts" if name == "single" else "wait", "seconds": 0})
+    assert not supervisor.began(11, task)
+    node.run(task, {"do": action, "seconds": 30}, cell=11)
+    node.wait(lambda: supervisor.began(11, task))
+    assert task not in node.ends
+
+
+def test_start_of_a_task_that_waits_for_its_lifespan_is_not_noted(supervisor: Supervisor):
+    node = supervisor.node("broken")
+    task = f"{8:032x}.0.1"
+    node.run(task, {"do": "facts"}, cell=12)
+    node.wait_for(EdgeStartFailed)
+    assert not supervisor.began(12, task)

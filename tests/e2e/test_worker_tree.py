@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 
+import cloudpickle
 import pytest
 
+from hayata import Agent
 from hayata_supervisor.process.pidfd import children_of
 from tests.support.tree_rig import APP, BROKEN_APP, TreeRig, kill
 
 
-@pytest.fixture()
+@pytest.fixture
 def rig():
     with TreeRig() as rig:
         rig.loaded = rig.hear("app_loaded")
@@ -56,7 +58,8 @@ def test_start_app_that_cannot_be_imported_is_reported_and_tried_again():
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "said"), [("die", "agent_start_failed", "SIGKILL"), ("slow", "agent_start_failed", "longer than 1 s")]
+    ("how", "code", "said"),
+    [("die", "agent_start_failed", "SIGKILL"), ("slow", "agent_start_failed", "longer than 1 s")],
 )
 def test_start_app_whose_import_never_ends_well_is_reported_with_the_reason(how, code, said):
     with TreeRig(BROKEN_APP, broken=how, start_timeout_s=1.0) as rig:
@@ -74,14 +77,22 @@ def test_evaluate_each_decision_is_answered(rig):
     rig.evaluate(3, policy="fail")
     rig.evaluate(4, policy="raise")
     answers = [rig.answer(number) for number in (1, 2, 3, 4)]
-    assert [answer["type"] for answer in answers] == ["DecidedFinish", "DecidedNext", "DecidedFail", "PolicyFailed"]
+    assert [answer["type"] for answer in answers] == [
+        "DecidedFinish",
+        "DecidedNext",
+        "DecidedFail",
+        "PolicyFailed",
+    ]
     assert answers[0]["result"] == {"n": 1}
     assert answers[1]["nodes"] == ["act"]
     assert answers[3]["error"]["code"] == "policy_exception"
 
 
 def test_evaluate_many_at_once_are_answered_in_order(rig):
-    orders = [{"do": "evaluate", "agent": "tree", "number": number, "input": {"quiet": True}} for number in range(300)]
+    orders = [
+        {"do": "evaluate", "agent": "tree", "number": number, "input": {"quiet": True}}
+        for number in range(300)
+    ]
     rig.order("many", orders=orders)
     rig.answer(299)
     answered = [each["answer"]["evaluation"] for each in rig.heard("answered")]
@@ -150,10 +161,24 @@ def test_dispatch_over_the_frame_cap_fails_that_task_alone():
 
 def test_dispatch_what_a_body_prints_is_logged_with_its_names(rig):
     rig.dispatch("e1", do="print")
-    said = rig.hear("output", stream="stdout")
+    said = rig.hear("output", node="act", stream="stdout")
     assert (said["agent"], said["node"], said["execution"]) == ("tree", "act", "e1")
     assert said["lines"] == ["said by a body"]
-    assert rig.hear("output", stream="stderr")["lines"] == ["said to stderr"]
+    assert rig.hear("output", node="act", stream="stderr")["lines"] == ["said to stderr"]
+
+
+def test_output_of_forkserver_and_agent_is_logged_with_their_names(rig):
+    assert rig.hear("output", agent="", node="")["lines"] == ["said while the app was imported"]
+    rig.evaluate(1, policy="print")
+    assert rig.hear("output", agent="tree", node="", stream="stdout")["lines"] == ["said by a policy"]
+
+
+def test_dispatch_five_megabytes_both_ways_at_once_do_not_deadlock(rig):
+    """Case P10, zeek 3396."""
+    size = 5_000_000
+    for number in range(4):
+        rig.dispatch(f"e{number}", filler=size, do="echo")
+    assert [len(rig.report(f"e{number}")["update"]["value"]) for number in range(4)] == [size] * 4
 
 
 @pytest.mark.parametrize("node", ["act", "act_async"])
@@ -285,6 +310,38 @@ def test_stop_agent_ends_its_workers_alone_and_the_last_one_takes_the_forkserver
     rig.order("stop_agent", agent="tree")
     rig.hear("agent_stopped")
     assert rig.marked() == []
+
+
+def test_stop_agent_stays_stopped_when_its_forkserver_is_replaced(rig):
+    rig.all_serving()
+    rig.order("stop_agent", agent="fragile")
+    rig.hear("agent_stopped")
+    kill(rig.process("forkserver", APP)["pid"])
+    assert rig.hear("app_loaded")["agents"] == ["tree"]
+    rig.order("describe")
+    assert not [each for each in rig.hear("tree")["processes"] if each["name"].startswith("fragile")]
+    # From another forkserver it may come back.
+    rig.order("stop_agent", agent="tree")
+    rig.hear("agent_stopped")
+    rig.order("load", reference=APP)
+    assert rig.hear("app_loaded")["agents"] == ["tree", "fragile"]
+    rig.serving("fragile")
+
+
+def test_app_by_value_runs_without_a_module():
+    secret = "of a closure"
+
+    def act(state, ctx):
+        return {"value": secret}
+
+    by_value = cloudpickle.dumps([Agent(id="value", nodes=[act])])
+    with TreeRig(value=by_value) as rig:
+        loaded = rig.hear("app_loaded")
+        assert (loaded["index"], loaded["agents"]) == (-1, ["value"])
+        kill(rig.process("forkserver", "<value>")["pid"])
+        rig.hear("app_loaded")
+        rig.dispatch("e1", agent="value")
+        assert rig.report("e1")["update"] == {"value": secret}
 
 
 def test_workers_get_the_launch_s_directory_and_the_environment_unchanged(rig):

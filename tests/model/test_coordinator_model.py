@@ -44,6 +44,7 @@ class Histories(RuleBasedStateMachine):
         self.granted: Counter[tuple[bytes, int]] = Counter()
         self.results: dict[str, bytes] = {}
         self.seen: set[str] = set()
+        self.begun: set[str] = set()
         self.ended: dict[bytes, str] = {}
 
     # clients
@@ -109,9 +110,15 @@ class Histories(RuleBasedStateMachine):
     # workers
 
     @precondition(lambda self: self.shell.dispatched)
+    @rule(data=st.data())
+    def begin_body(self, data: st.DataObject) -> None:
+        self._body_starts(data.draw(st.sampled_from(sorted(self.shell.dispatched))))
+
+    @precondition(lambda self: self.shell.dispatched)
     @rule(data=st.data(), outcome=st.sampled_from(["complete", "complete", "fail", "retryable", "interrupt"]))
     def report(self, data: st.DataObject, outcome: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
+        self._body_starts(name)
         match outcome:
             case "complete":
                 self.shell.complete(name, x=len(self.seen))
@@ -126,6 +133,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), ok=st.booleans())
     def report_one_of_several(self, data: st.DataObject, ok: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
+        self._body_starts(name)
         self.shell.complete(name, x=0) if ok else self.shell.fail(name)
 
     @precondition(lambda self: self.shell.dispatched)
@@ -158,9 +166,9 @@ class Histories(RuleBasedStateMachine):
     def save(self, count: int | None) -> None:
         self.shell.save(count)
 
-    @rule()
-    def crash(self) -> None:
-        self.shell.reopen()
+    @rule(proofs=st.booleans())
+    def crash(self, proofs: bool) -> None:
+        self.shell.reopen(proofs=proofs)
         self.tokens = [each for each in self.tokens if each[2].answers]  # type: ignore[attr-defined]
 
     # what must hold
@@ -171,18 +179,21 @@ class Histories(RuleBasedStateMachine):
         for name, id, token in self.tokens:
             if token.answers:  # type: ignore[attr-defined]
                 self.acknowledged[name] = id
-        for name in list(shell.dispatched):
-            if name not in self.seen:
-                self._body_starts(name)
         for id in self.acknowledged.values():
             assert shell.journals.get(id), "an acknowledged run is durable"
         for name, slots in shell.coordinator.slots.items():
-            assert 0 <= slots.busy <= slots.manifest.concurrency, name
+            assert 0 <= slots.active <= slots.manifest.concurrency, name
+            assert slots.active <= slots.marked, name
         assert shell.coordinator.admission.running >= 0
         for id in shell.journals:
             self._check_journal(id)
 
     def _body_starts(self, name: str) -> None:
+        if name in self.begun:
+            return
+        self.begun.add(name)
+        assert name not in self.seen, "no attempt begins twice"
+        self.shell.begin_body(name)
         execution = parse_execution_id(name)
         assert execution is not None
         marks = [fact for fact in self.shell.facts(execution.invocation) if isinstance(fact, f.Marked)]
@@ -226,6 +237,7 @@ class Histories(RuleBasedStateMachine):
             if shell.asked:
                 shell.decide(None)
             elif shell.dispatched:
+                self._body_starts(sorted(shell.dispatched)[0])
                 shell.complete(sorted(shell.dispatched)[0])
             elif shell.coordinator.next_due() is not None:
                 shell.advance(20)

@@ -61,7 +61,7 @@ def problems(make) -> dict[str, str]:
     return {"code": caught.value.code, **found}
 
 
-# ------------------------------------------------------------------------------------------------------- valid
+# ----------------------------------------------------------------------------------------------------- valid
 
 
 def test_a_list_of_functions_is_named_by_them():
@@ -191,7 +191,7 @@ def test_an_agent_survives_pickle_and_still_checks_its_state():
     assert list(copy.types.check_update({"count": 3})) == ["count"]
 
 
-# ------------------------------------------------------------------------------------------------ state types
+# ---------------------------------------------------------------------------------------------- state types
 
 
 class Typed(TypedDict, total=False):
@@ -327,7 +327,7 @@ def test_a_merge_that_the_type_does_not_allow_is_refused():
     assert set(found) == {"code", "merge.text", "merge.twice", "merge.missing"}
 
 
-# ----------------------------------------------------------------------------------------------------- problems
+# --------------------------------------------------------------------------------------------------- problems
 
 
 def test_all_problems_are_reported_at_once_each_with_its_path():

@@ -73,7 +73,7 @@ def decided(answer: Any, **options: Any) -> Any:
     return asked(Agent("a", [one, two], policy, **options))
 
 
-# ------------------------------------------------------------------------------------------------------ policy
+# ---------------------------------------------------------------------------------------------------- policy
 
 
 def test_a_policy_sees_everything_decoded():
@@ -119,13 +119,9 @@ def test_a_policy_gets_state_and_results_in_their_declared_types():
         return Next(one, context.state["items"][0])
 
     agent = Agent("a", [one], policy, state_type=State, state={"items": [Item(name="x")]})
-    answer = asked(agent, parallel_results=[encode_raw({"items": [{"name": "y"}]})])
+    answer = asked(agent, parallel_results=[raw({"items": [{"name": "y"}]})])
     assert seen == [{"items": [Item(name="x")]}, [{"items": [Item(name="y")]}]]
     assert decode(answer.input) == {"name": "x"}
-
-
-def encode_raw(value: Any) -> msgspec.Raw:
-    return raw(value)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +218,7 @@ def test_a_state_that_does_not_fit_any_more_is_a_typed_answer():
     assert asked(agent, state=encode_mapping({"count": "x"}, "state")).error.code == "invalid_state"
 
 
-# ------------------------------------------------------------------------------------------------------- tasks
+# ----------------------------------------------------------------------------------------------------- tasks
 
 
 def run_task(
@@ -428,7 +424,7 @@ def test_hostile_input_is_a_typed_failure():
     assert outcome.error.code == "unserializable_value"
 
 
-# -------------------------------------------------------------------------------------------------- exceptions
+# ------------------------------------------------------------------------------------------------ exceptions
 
 
 class KeywordOnly(Exception):
@@ -539,7 +535,7 @@ def test_a_result_that_cannot_be_stored_is_a_failure_that_retry_may_match():
     assert not call(lambda state: None, retry=Retry(2, on=OSError)).retryable
 
 
-# ------------------------------------------------------------------------------------------------------ others
+# ---------------------------------------------------------------------------------------------------- others
 
 
 def test_check_update_holds_a_persons_result_to_the_same_rules():
@@ -565,7 +561,7 @@ def test_the_log_is_bound_to_the_ids_and_goes_through_logging(caplog):
     def body(state, ctx):
         ctx.log.info("counted %s", "words", name="taken by logging", words=3)
         try:
-            1 / 0
+            raise ZeroDivisionError
         except ZeroDivisionError:
             ctx.log.exception("failed")
         return {}

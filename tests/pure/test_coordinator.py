@@ -109,7 +109,7 @@ def test_late_messages_of_a_cancelled_branch_change_nothing():
     shell.save()
     assert shell.facts(b"\0" * 16) == before
     assert shell.coordinator.late_messages == 2
-    assert shell.coordinator.slots["b"].busy == 0
+    assert shell.coordinator.slots["b"].marked == 0
 
 
 def test_max_steps_schedules_nothing_beyond():
@@ -515,3 +515,76 @@ def test_drain_marks_nothing_and_asks_nothing():
     shell.save()
     assert shell.asked == []
     assert not shell.coordinator.busy
+
+
+def test_marked_task_that_provably_never_began_is_run_again_as_the_same_attempt():
+    shell = started()
+    shell.decide("a")
+    shell.save()
+    execution = shell.only()
+    shell.reopen(proofs=True)
+    shell.save()
+    assert shell.only() == execution
+    shell.begin_body(execution)
+    shell.reopen(proofs=True)
+    shell.save()
+    assert status(shell) == "uncertain"
+
+
+def quick_node(count: int) -> PureShell:
+    """A node with one slot whose tasks have been quick, and ``count`` invocations that want it."""
+    shell = PureShell(agent(node("a", concurrency=1)))
+    for number in range(60):
+        shell.run(f"warm{number}")
+        shell.save()
+        shell.decide("a")
+        shell.save()
+        shell.complete(shell.only())
+        shell.decide(None)
+        shell.save()
+    for number in range(count):
+        shell.run(f"i{number}")
+        shell.save()
+        shell.decide("a")
+        shell.save()
+    return shell
+
+
+def test_quick_node_has_tasks_marked_ahead_and_hands_them_out_without_a_commit():
+    shell = quick_node(5)
+    first = shell.only()
+    assert shell.coordinator.slots["a"].marked == 3
+    shell.complete(first)
+    assert shell.dispatched, "the next was durably marked already"
+    assert len(shell.dispatched) == 1, "never more than there are slots"
+
+
+def test_slow_node_has_nothing_marked_ahead():
+    shell = PureShell(agent(node("a", concurrency=1)))
+    for number in range(3):
+        shell.run(f"i{number}")
+        shell.save()
+        shell.decide("a")
+        shell.save()
+    assert shell.coordinator.slots["a"].marked == 1
+
+
+def test_cancel_of_what_is_marked_ahead_needs_no_kill():
+    shell = quick_node(3)
+    (ahead,) = [i for i in shell.coordinator.invocations.values() if i.name == "i1"]
+    token = Answers()
+    shell.do(shell.coordinator.cancel(ahead.id, "no", token, shell.now))
+    shell.save()
+    assert shell.kills == []
+    assert token.answers[0].status == "cancelled"
+    shell.complete(shell.only())
+    shell.save()
+    assert shell.dispatched[shell.only()].invocation_id == "i2"
+
+
+def test_node_given_up_fails_what_is_marked_ahead():
+    shell = quick_node(2)
+    shell.do(shell.coordinator.node_given_up("a", ErrorInfo("node_unavailable", "x"), shell.now))
+    shell.save()
+    assert [each.info.status for each in shell.settled[-1:]] == ["failed"]
+    assert shell.coordinator.slots["a"].marked == 1

@@ -26,6 +26,7 @@ from hayata.messages import (
     TaskInterrupted,
 )
 from hayata_supervisor.core import facts as f
+from hayata_supervisor.core.cells import Cells
 from hayata_supervisor.core.coordinator import Coordinator, Now
 from hayata_supervisor.core.effects import (
     Acknowledge,
@@ -37,6 +38,7 @@ from hayata_supervisor.core.effects import (
     Persist,
     Publish,
     PublishPartial,
+    Ready,
     Reply,
     Settled,
 )
@@ -87,7 +89,8 @@ class Answers:
 class PureShell:
     def __init__(self, manifest: AgentManifest) -> None:
         self.manifest = manifest
-        self.coordinator = Coordinator(manifest)
+        self.notes: dict[int, str] = {}
+        self.coordinator = Coordinator(manifest, Cells())
         self.time = 1000.0
         self.journals: dict[bytes, list[bytes]] = {}
         self.snapshots: dict[bytes, tuple[int, bytes]] = {}
@@ -129,6 +132,8 @@ class PureShell:
             match effect:
                 case Persist():
                     self.unsaved.append(effect)
+                case Ready():
+                    self.do(self.coordinator.ready(effect.execution_id, self.now))
                 case AskPolicy():
                     self.asked.append(effect)
                 case Dispatch():
@@ -185,18 +190,29 @@ class PureShell:
         records = list(enumerate(self.journals[id], 1))[number:]
         return restore(fresh, snapshot, records)
 
-    def reopen(self, manifest: AgentManifest | None = None) -> None:
-        """Lose everything that is not durable, and recover."""
+    def reopen(self, manifest: AgentManifest | None = None, *, proofs: bool = False) -> None:
+        """Lose everything that is not durable, and recover; ``proofs``: the start notes can be trusted."""
         self.manifest = manifest or self.manifest
         self.unsaved, self.asked, self.kills = [], [], []
         self.dispatched = {}
-        self.coordinator = Coordinator(self.manifest)
+        before = dict(self.notes)
+        cells = Cells()
+        self.coordinator = Coordinator(
+            self.manifest, cells, lambda cell, execution: not proofs or before.get(cell) == execution
+        )
         for id in self.open:
             invocation = self.restored(id)
+            for task in invocation.tasks:
+                if task.status == "running":
+                    cells.hold(task.cell)
             self.coordinator.adopt(invocation, self.memories.get(invocation.session))
         self.do(self.coordinator.begin(self.now))
 
     # what the outside says
+
+    def begin_body(self, execution: str) -> None:
+        """The worker notes that the body begins."""
+        self.notes[self.dispatched[execution].cell] = execution
 
     def decide(self, decision: list[str] | str | None, value: object = None, *, fail: bool = False) -> None:
         """Answer the oldest question: a list or a name is Next, None is Finish."""

@@ -1,7 +1,8 @@
 """Programs that use a store in a process of their own: ``python -m tests.support.store_child COMMAND DIR …``.
 
 ``nursery``   forks a child for each line on stdin, and tells its pid: starting an interpreter for each kill is slow
-``batches N`` opens the store and writes N batches (0: without end), each acknowledged as a line
+``batches N`` opens the store and writes until it holds N batches (0: without end), each acknowledged as a line
+``careless N`` the same, with an LMDB that doesn't sync its meta page: what a test must catch
 ``hold``      opens the store, says ``open``, answers each line on stdin with a commit, ends at the end of stdin
 ``try``       opens the store and closes it again
 ``fork``      uses the store before and after a fork, and tells what the child could do
@@ -16,6 +17,8 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import lmdb
 
 from hayata.errors import HayataError
 from hayata_supervisor.process import prctl
@@ -89,6 +92,12 @@ def batches(data_dir: Path, count: int) -> None:
     store.close()
 
 
+def careless(data_dir: Path, count: int) -> None:
+    open_lmdb = lmdb.open
+    lmdb.open = lambda path, **options: open_lmdb(path, **(options | {"metasync": False}))
+    batches(data_dir, count)
+
+
 def nursery(data_dir: Path) -> None:
     for _ in sys.stdin:
         pid = os.fork()
@@ -157,7 +166,7 @@ def full(data_dir: Path, limit: str) -> None:
             acknowledged -= 1
             tell("error", problem.code, "from", type(problem.__cause__).__name__)
     _check_all(store, acknowledged)
-    assert (data_dir / "ballast").exists() == (not limit.isdigit())
+    assert (data_dir / "ballast").exists()
     number = 1
     try:
         while True:  # what was accepted may go on into the ballast
@@ -205,6 +214,8 @@ def main() -> None:
                 nursery(data_dir)
             case "batches":
                 batches(data_dir, int(rest[0]))
+            case "careless":
+                careless(data_dir, int(rest[0]))
             case "hold":
                 hold(data_dir)
             case "fork":

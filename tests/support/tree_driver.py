@@ -1,4 +1,4 @@
-"""A supervisor that is nothing but a worker tree: orders come as JSON lines on stdin, what it hears goes to stdout."""
+"""A supervisor that is only a worker tree: orders come as JSON lines on stdin, events go to stdout."""
 
 import importlib
 import json
@@ -59,7 +59,9 @@ class Recorder:
     def task_reported(self, agent_id, node, report):
         say("reported", agent=agent_id, node=node, report=report)
         if isinstance(report, messages.Partial) and self.acknowledge:
-            self.tree.ack_partial(agent_id, node, messages.PartialAck(report.execution_id, report.number, None))
+            self.tree.ack_partial(
+                agent_id, node, messages.PartialAck(report.execution_id, report.number, None)
+            )
 
     def node_given_up(self, agent_id, node, error):
         say("node_given_up", agent=agent_id, node=node, error=error)
@@ -74,7 +76,14 @@ class Recorder:
         say("agent_back", agent=agent_id)
 
     def output(self, output, *, agent, node):
-        say("output", agent=agent, node=node, stream=output.stream, lines=output.lines, execution=output.execution_id)
+        say(
+            "output",
+            agent=agent,
+            node=node,
+            stream=output.stream,
+            lines=output.lines,
+            execution=output.execution_id,
+        )
 
     def info(self, event, **fields):
         say("log", text=event, level="info", **fields)
@@ -90,7 +99,9 @@ class Driver:
     def __init__(self, launch, launch_fd):
         self.reactor = Reactor()
         self.recorder = Recorder()
-        self.tree = WorkerTree(self.reactor, launch, launch_fd, self.recorder, self.recorder, dict(os.environ))
+        self.tree = WorkerTree(
+            self.reactor, launch, launch_fd, self.recorder, self.recorder, dict(os.environ)
+        )
         self.recorder.tree = self.tree
         self.rest = b""
 

@@ -1,4 +1,4 @@
-"""Runs a worker tree in a process of its own, hears what it hears, kills its workers, and leaves nothing behind."""
+"""Runs a worker tree in its own process, hears what that hears, kills its workers, leaves nothing behind."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ BROKEN_APP = f"{HERE / 'tree_broken_app.py'}:agent"
 class TreeRig:
     """One tree. ``with TreeRig() as rig``."""
 
-    def __init__(self, app=APP, *, limits=None, broken=None, **launch):
+    def __init__(self, app=APP, *, limits=None, broken=None, value=None, **launch):
         self.home = Path(tempfile.mkdtemp(prefix="ht-"))
         self.broken = self.home / "broken"
         self.events = []
@@ -38,13 +38,23 @@ class TreeRig:
             self.broken.write_text(broken)
         self._limits = limits or {}
         self._mark = uuid.uuid4().hex
+        self._value = value
         self._launch = launch
         self._app = app
 
     def __enter__(self):
         self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._told.bind(str(self.home / "told"))
-        fields = {"apps": [self._app], "data_dir": str(self.home), "socket": str(self.home / "s"), "sys_path": []}
+        fields = {
+            "apps": [self._app],
+            "data_dir": str(self.home),
+            "socket": str(self.home / "s"),
+            "sys_path": [],
+        }
+        inherited = []
+        if self._value is not None:
+            inherited = [sealed_memfd("value", self._value)]
+            fields.update(apps=[], value_fd=inherited[0])
         launch_fd = sealed_memfd("launch", messages.encode(Launch(**{**fields, "cwd": "/", **self._launch})))
         self._stderr = (self.home / "stderr").open("wb")
         self._driver = subprocess.Popen(
@@ -52,7 +62,7 @@ class TreeRig:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            pass_fds=[launch_fd],
+            pass_fds=[launch_fd, *inherited],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "supervisor")]),
@@ -62,7 +72,8 @@ class TreeRig:
                 "TREE_RIG_LIMITS": json.dumps(self._limits),
             },
         )
-        os.close(launch_fd)
+        for fd in (launch_fd, *inherited):
+            os.close(fd)
         os.set_blocking(self._driver.stdout.fileno(), False)
         self._rest = b""
         return self
@@ -151,7 +162,13 @@ class TreeRig:
         """Wait for the app's first start; return the pids by name."""
         if not self.loaded:
             self.loaded = self.hear("app_loaded")
-        names = [("tree", None), ("tree", "act"), ("tree", "act_async"), ("fragile", None), ("fragile", "act")]
+        names = [
+            ("tree", None),
+            ("tree", "act"),
+            ("tree", "act_async"),
+            ("fragile", None),
+            ("fragile", "act"),
+        ]
         return {(agent, node): self.serving(agent, node) for agent, node in names}
 
     def process(self, role, name):
@@ -213,7 +230,7 @@ class TreeRig:
         assert not self._wait_for(lambda: self.heard(event), event, for_s, quiet=True), self.heard(event)
 
     def node_down(self, pid):
-        """Kill a worker of the app, and stop the forkserver so that it stays down. `kill` SIGCONT ends that."""
+        """Kill a worker, and stop its forkserver so that it stays down until somebody continues that."""
         forkserver = self.process("forkserver", self._app)["pid"]
         os.kill(forkserver, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
@@ -222,7 +239,11 @@ class TreeRig:
 
     def wait_gone(self, *pids, timeout_s=DEADLINE_S):
         """Wait until none of the processes exists, not even as a zombie."""
-        self._wait_for(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], f"the end of {pids}", timeout_s)
+        self._wait_for(
+            lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()],
+            f"the end of {pids}",
+            timeout_s,
+        )
 
     def _wait_for(self, condition, what, timeout_s=DEADLINE_S, *, quiet=False):
         """For what sends no event: look, with a deadline."""

@@ -231,14 +231,7 @@ def late_answer(ctx: Context) -> dict[str, Any]:
     return {"told": ctx.deps["answer"].result()}
 
 
-ACTIONS = {
-    action.__name__: action
-    for action in (
-        echo, facts, make_a_mess, leave_thread, leave_child, start_family, abort, kill_self, segfault, exit_hard,
-        exit_soft, spin, sleep, wander, overlap, raises, fork_and_fall_through, close_everything, big, prints, flood, streams,
-        stream_late, late_answer,
-    )
-}  # fmt: skip
+ACTIONS = {name: value for name, value in list(globals().items()) if name[0] != "_" and callable(value)}
 
 
 def act(state: dict[str, Any], ctx: Context) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,12 +50,14 @@ from hayata_supervisor.process.output import WorkerOutput
 from hayata_supervisor.process.pidfd import Exit, children_of, open_pidfd, reap, send_signal
 from hayata_supervisor.process.reactor import Reactor
 from hayata_supervisor.process.spawn import spawn_module
+from hayata_supervisor.process.start_notes import StartNotes
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = str(ROOT / "tests/support/worker_app.py")
 PATIENCE_S = 20.0
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _libc = ctypes.CDLL(None)
 _decode_edge = decoder(EdgeStarted).decode
 
@@ -74,6 +77,18 @@ def open_files(pid: int) -> list[str]:
         with suppress(FileNotFoundError):  # when it is our own: the directory that was being listed
             found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
+
+
+class Subreaper:
+    """Makes this process adopt orphans, for a while."""
+
+    def __enter__(self) -> None:
+        self._before = ctypes.c_int()
+        _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(self._before), 0, 0, 0)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+
+    def __exit__(self, *_: object) -> None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(self._before.value), 0, 0, 0)
 
 
 class Process:
@@ -240,18 +255,19 @@ class Supervisor:
     """
 
     def __init__(self, app: str = APP, *, value: bytes | None = None, **launch: Any) -> None:
-        self.was_subreaper = ctypes.c_int()
-        _libc.prctl(37, ctypes.byref(self.was_subreaper), 0, 0, 0)
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+        self._subreaper = Subreaper()
+        self._subreaper.__enter__()
         self.strangers = set(children_of(os.getpid()))
         self.reactor = Reactor()
         self.processes: dict[int, Process] = {}
         self.everyone: list[Process] = []
         self._requests = 0
         value_fd = None if value is None else sealed_memfd("value", value)
+        self._data_dir = tempfile.TemporaryDirectory(prefix="hayata-workers-")
+        StartNotes(Path(self._data_dir.name))
         self.launch = Launch(
             apps=[app],
-            data_dir="/nonexistent",
+            data_dir=self._data_dir.name,
             socket="/nonexistent",
             sys_path=[str(ROOT), str(ROOT / "supervisor")],
             cwd=str(ROOT),
@@ -322,6 +338,10 @@ class Supervisor:
         assert ready.pid == answer.pid
         return worker
 
+    def began(self, cell: int, execution_id: str) -> bool:
+        """Whether the start notes say that a body has begun."""
+        return StartNotes(Path(self.launch.data_dir)).began(cell, execution_id)
+
     def node(self, name: str, agent: str = "workshop") -> Node:
         return self.fork(agent, name)
 
@@ -345,7 +365,9 @@ class Supervisor:
         """Bury orphans as a supervisor does; return how many there were."""
         over: list[bool] = []
         burial = Burial(
-            self.reactor, lambda pid: pid in self.processes or pid in self.strangers, lambda: over.append(True)
+            self.reactor,
+            lambda pid: pid in self.processes or pid in self.strangers,
+            lambda: over.append(True),
         )
         burial.start()
         self.wait(lambda: over or None)
@@ -382,5 +404,6 @@ class Supervisor:
         self._forget(self.forkserver)
         self.reactor.close()
         os.close(self._launch_fd)
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(self.was_subreaper.value), 0, 0, 0)
+        self._data_dir.cleanup()
+        self._subreaper.__exit__()
         assert set(children_of(os.getpid())) <= self.strangers

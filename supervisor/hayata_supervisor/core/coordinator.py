@@ -7,7 +7,8 @@ What is durable lives in `Invocation` and changes only by facts. What lives in t
 by `adopt` after a restart: who holds a session, who waits for a slot, which executions have been handed out.
 
 An execution that was handed out keeps its slot until its end is confirmed by a report, wanted or not: a node never
-runs more than its concurrency, and a new attempt never overlaps the old one.
+runs more than its concurrency, and a new attempt never overlaps the old one. One that is marked and was not handed out
+yet has provably not begun, and is dropped without a trace when it isn't wanted any more.
 
 Source: core and shell as in rabbitmq/ra; ``Step``/``Ready`` of etcd/raft.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -42,6 +44,7 @@ from hayata.messages import (
 )
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.admission import Admission
+from hayata_supervisor.core.cells import Cells
 from hayata_supervisor.core.commits import Growth, make_record
 from hayata_supervisor.core.effects import (
     Acknowledge,
@@ -52,6 +55,7 @@ from hayata_supervisor.core.effects import (
     Kill,
     Persist,
     PublishPartial,
+    Ready,
     Reply,
     Settled,
     Token,
@@ -71,13 +75,19 @@ class Now(NamedTuple):
     mono: float
 
 
-class Execution(NamedTuple):
-    """A task that was handed to a node and whose end has not been confirmed."""
+class Execution(msgspec.Struct):
+    """A task that is marked and whose end has not been confirmed.
+
+    ``task``: what to hand out, until that has happened at ``handed_at`` (monotonic seconds).
+    """
 
     invocation: bytes
     step: int
     attempt: int
     node: str
+    cell: int
+    task: RunTask | None
+    handed_at: float = 0.0
 
 
 class Resting(NamedTuple):
@@ -95,10 +105,21 @@ class _Timer(NamedTuple):
 
 
 class Coordinator:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, manifest: AgentManifest) -> None:
+    Args:
+        manifest: What the agent is.
+        cells: Hands out start notes' cells, one object for all agents.
+        began: What the start notes of the incarnation before say of a cell and an execution id; True: it may have
+            begun.
+    """
+
+    def __init__(
+        self, manifest: AgentManifest, cells: Cells, began: Callable[[int, str], bool] = lambda cell, execution: True
+    ) -> None:
         self.manifest = manifest
+        self._cells = cells
+        self._began = began
         self.invocations: dict[bytes, Invocation] = {}
         self.names: dict[str, bytes] = {}
         self.keys: dict[str, bytes] = {}
@@ -238,9 +259,10 @@ class Coordinator:
         if execution is None:
             self.late_messages += 1
             return []
-        slots = self.slots.get(execution.node)
-        if slots is not None:
-            slots.release()
+        slots = self.slots[execution.node]
+        slots.took(now.mono - execution.handed_at)
+        self._cells.release(execution.cell)
+        self._hand_out_ready(slots, now)
         invocation = self.invocations.get(execution.invocation)
         task = invocation.task(execution.step) if invocation else None
         if invocation is None or task is None or task.attempt != execution.attempt or task.status != "running":
@@ -250,8 +272,16 @@ class Coordinator:
         else:
             self._failed(invocation, task, report, now)
         self._confirm(report.execution_id)
-        if slots is not None:
-            self._grant(slots, now)
+        self._grant(slots, now)
+        return self._effects()
+
+    def ready(self, execution_id: str, now: Now) -> list[Effect]:
+        """The execution's mark is durable: hand it out, or let it wait for a slot."""
+        execution = self._executions.get(execution_id)
+        if execution is not None:
+            slots = self.slots[execution.node]
+            slots.ready.append(execution_id)
+            self._hand_out_ready(slots, now)
         return self._effects()
 
     def partial(self, partial: Partial, now: Now) -> list[Effect]:
@@ -294,6 +324,15 @@ class Coordinator:
         """The node fails to stay up: what waits for it fails with ``node_unavailable``."""
         slots = self.slots[node]
         slots.unavailable = error
+        for name in slots.ready:
+            execution = self._executions.get(name)
+            if execution is not None:
+                self._drop(name)
+                invocation = self.invocations[execution.invocation]
+                task = invocation.task(execution.step)
+                assert task is not None
+                self._final_failure(invocation, task, error, now)
+        slots.ready.clear()
         waiting, slots.waiting = list(slots.waiting), type(slots.waiting)()
         for claim in waiting:
             invocation, task = self._claimed(claim)
@@ -371,8 +410,8 @@ class Coordinator:
 
     @property
     def busy(self) -> bool:
-        """Whether executions are out whose end is not confirmed."""
-        return bool(self._executions)
+        """Whether executions were handed out whose end is not confirmed."""
+        return any(slots.active for slots in self.slots.values())
 
     def forget(self, id: bytes) -> None:
         """Drop an invocation whose record was refused; the store knows better."""
@@ -491,14 +530,15 @@ class Coordinator:
         marked = []
         for task in tasks:
             slots = self.slots.get(task.node)
-            if slots is not None and not self.draining and slots.reserve():
+            if slots is not None and not self.draining and slots.mark():
                 marked.append(task)
-                facts.append(f.Marked(task.step, task.attempt, task.node))
+                facts.append(f.Marked(task.step, task.attempt, task.node, self._cells.take()))
             elif slots is not None:
                 slots.waiting.append(Claim(invocation.id, task.step, task.attempt))
         if facts:
             persist = self._persist(invocation, facts, now)
-            persist.after.extend(self._hand_out(invocation, task) for task in marked)
+            for task in marked:
+                persist.after.append(self._marked(invocation, task.step))
         for task in tasks:
             slots = self.slots.get(task.node)
             error = slots.unavailable if slots is not None else self._unknown_node(task.node)
@@ -507,24 +547,43 @@ class Coordinator:
                 if current is not None and current.status == "scheduled":
                     self._final_failure(invocation, current, error, now)
 
-    def _hand_out(self, invocation: Invocation, task: Task) -> Dispatch:
+    def _marked(self, invocation: Invocation, step: int) -> Ready:
+        """Prepare the hand-over of a task that was just marked."""
+        task = invocation.task(step)
+        assert task is not None
         name = execution_id(invocation.id, task.step, task.attempt)
-        self._executions[name] = Execution(invocation.id, task.step, task.attempt, task.node)
-        return Dispatch(
-            self.manifest.id,
-            task.node,
-            RunTask(
-                execution_id=name,
-                timeout_s=self.slots[task.node].manifest.execution_timeout_s,
-                invocation_id=invocation.name,
-                attempt=task.attempt,
-                idempotency_key=f"{invocation.id.hex()}.{task.step}",
-                session=None if invocation.own_session else invocation.session,
-                stream=invocation.stream,
-                state=invocation.state,
-                input=invocation.node_input,
-            ),
+        run = RunTask(
+            execution_id=name,
+            timeout_s=self.slots[task.node].manifest.execution_timeout_s,
+            invocation_id=invocation.name,
+            attempt=task.attempt,
+            idempotency_key=f"{invocation.id.hex()}.{task.step}",
+            session=None if invocation.own_session else invocation.session,
+            stream=invocation.stream,
+            state=invocation.state,
+            input=invocation.node_input,
+            cell=task.cell,
         )
+        self._executions[name] = Execution(invocation.id, task.step, task.attempt, task.node, task.cell, run)
+        return Ready(self.manifest.id, name)
+
+    def _hand_out_ready(self, slots: Slots, now: Now) -> None:
+        while slots.ready and not self.draining:
+            name = slots.ready[0]
+            execution = self._executions.get(name)
+            if execution is not None:
+                if not slots.hand_out():
+                    return
+                assert execution.task is not None
+                self._out.append(Dispatch(self.manifest.id, execution.node, execution.task))
+                execution.task, execution.handed_at = None, now.mono
+            slots.ready.popleft()
+
+    def _drop(self, name: str) -> None:
+        """Forget an execution that was not handed out: it never began."""
+        execution = self._executions.pop(name)
+        self._cells.release(execution.cell)
+        self.slots[execution.node].unmark()
 
     def _grant(self, slots: Slots, now: Now) -> None:
         """Give free slots to those who wait for them."""
@@ -534,10 +593,16 @@ class Coordinator:
                 return
             invocation, task = self._claimed(claim)
             if invocation is None or task is None or invocation.status != "running":
-                slots.release()
+                slots.unmark()
                 continue
-            persist = self._persist(invocation, [f.Marked(task.step, task.attempt, task.node)], now)
-            persist.after.append(self._hand_out(invocation, task))
+            mark = f.Marked(task.step, task.attempt, task.node, self._cells.take())
+            self._persist(invocation, [mark], now).after.append(self._marked(invocation, task.step))
+
+    def _grant_again(self, invocation: Invocation, now: Now) -> None:
+        """Its tasks may have been dropped from the marked ones: there is room for those who wait."""
+        for task in invocation.tasks:
+            if task.node in self.slots:
+                self._grant(self.slots[task.node], now)
 
     def _claimed(self, claim: Claim) -> tuple[Invocation | None, Task | None]:
         invocation = self.invocations.get(claim.invocation)
@@ -611,6 +676,7 @@ class Coordinator:
                 self.admission.running += 1
             persist = self._persist(invocation, facts, now, hold=True)
             persist.after.extend(self._kills(running, "sibling_failed"))
+            self._grant_again(invocation, now)
             self._ask_policy(invocation, now)
         else:
             self._end(invocation, [*facts, f.Aborted(error)], now, running)
@@ -629,13 +695,16 @@ class Coordinator:
         if counted:
             self.admission.running -= 1
         self._leave(invocation)
+        self._grant_again(invocation, now)
         self._start_queued(now)
         return persist
 
     # ---- recovery --------------------------------------------------------------------------------------------------
 
     def _recover(self, invocation: Invocation, now: Now, *, paused_s: float) -> None:
-        facts = classify(invocation, self.manifest)
+        facts = classify(invocation, self.manifest, self._began)
+        for task in invocation.tasks:
+            self._cells.release(task.cell)
         if any(isinstance(fact, f.Uncertain) for fact in facts):
             persist = self._persist(invocation, facts, now)
             persist.after.append(Settled(invocation.id, info(invocation)))
@@ -776,8 +845,18 @@ class Coordinator:
         return persist
 
     def _running_executions(self, invocation: Invocation) -> list[str]:
+        """The invocation's executions that were handed out; those that were not are dropped."""
         names = [invocation.execution(task) for task in invocation.tasks if task.status == "running"]
-        return [name for name in names if name in self._executions]
+        found = []
+        for name in names:
+            execution = self._executions.get(name)
+            if execution is None:
+                continue
+            if execution.task is None:
+                found.append(name)
+            else:
+                self._drop(name)
+        return found
 
     def _kills(self, executions: list[str], reason: str) -> list[Effect]:
         return [Kill(self.manifest.id, self._executions[name].node, name, reason) for name in executions]

@@ -62,6 +62,13 @@ class AskPolicy(msgspec.Struct, frozen=True):
     request: Evaluate
 
 
+class Ready(msgspec.Struct, frozen=True):
+    """Tell the coordinator (`Coordinator.ready`) that the execution's mark is durable."""
+
+    agent: str
+    execution_id: str
+
+
 class Dispatch(msgspec.Struct, frozen=True):
     """Hand a task to the node's worker."""
 
@@ -121,4 +128,4 @@ class Call(msgspec.Struct, frozen=True):
     callback: Callable[[], None]
 
 
-Effect: TypeAlias = Persist | Barrier | AskPolicy | Dispatch | Kill | Acknowledge | Publish | PublishPartial | Settled | Reply | Call
+Effect: TypeAlias = Persist | Barrier | AskPolicy | Ready | Dispatch | Kill | Acknowledge | Publish | PublishPartial | Settled | Reply | Call

@@ -43,7 +43,17 @@ class Decided(_Fact, frozen=True, tag="decided"):
 
 
 class Marked(_Fact, frozen=True, tag="marked"):
-    """From now on the body may have run. Event ``node_started``."""
+    """From now on the body may have run. ``cell``: where its worker notes that it begins (`core.cells`).
+    Event ``node_started``."""
+
+    step: int
+    attempt: int
+    node: str
+    cell: int
+
+
+class Unmarked(_Fact, frozen=True, tag="unmarked"):
+    """It was marked, and provably never began: it is scheduled again, the same attempt."""
 
     step: int
     attempt: int
@@ -138,6 +148,7 @@ Fact: TypeAlias = (
     | Started
     | Decided
     | Marked
+    | Unmarked
     | Completed
     | Failed
     | Cancelled

@@ -6,6 +6,7 @@ from the journal, so a recovered invocation *is* the committed one. The struct i
 Task states (a task is one attempt of one step)::
 
     scheduled ──Marked──▶ running ──Completed──▶ completed
+        │  ◀─────Unmarked────┤
         │                    ├─────Failed──────▶ failed ──(retry_at)──▶ the next attempt, scheduled
         │                    └─────Uncertain───▶ uncertain ──Reconciled──▶ completed, failed or the next attempt
         └──Cancelled (also from running)───────▶ cancelled
@@ -39,6 +40,7 @@ class Task(msgspec.Struct, array_like=True):
     status: str = "scheduled"
     update: Update | None = None
     retry_at: float = 0.0
+    cell: int = -1
 
 
 class Invocation(msgspec.Struct, array_like=True):
@@ -130,7 +132,10 @@ def apply(invocation: Invocation, fact: f.Fact, at: float) -> None:
             invocation.parallel_results = None
             invocation.failure = None
         case f.Marked():
-            _task(invocation, fact.step).status = "running"
+            task = _task(invocation, fact.step)
+            task.status, task.cell = "running", fact.cell
+        case f.Unmarked():
+            _task(invocation, fact.step).status = "scheduled"
         case f.Completed():
             _complete(invocation, _task(invocation, fact.step), fact.update, fact.merge)
         case f.Failed():

@@ -37,7 +37,7 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
         name = execution_id(invocation, step, attempt)
         found[step, attempt] = TaskInfo(name, node, step, attempt, "scheduled", scheduled_at=at)
 
-    def change(fact: f.Marked | f.Completed | f.Failed | f.Cancelled | f.Uncertain | f.Reconciled, **values: object) -> None:
+    def change(fact: f.Marked | f.Unmarked | f.Completed | f.Failed | f.Cancelled | f.Uncertain | f.Reconciled, **values: object) -> None:
         found[fact.step, fact.attempt] = msgspec.structs.replace(found[fact.step, fact.attempt], **values)
 
     for encoded in records:
@@ -50,6 +50,8 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
                         new(fact.step + offset, 1, node, at)
                 case f.Marked():
                     change(fact, status="running", started_at=at)
+                case f.Unmarked():
+                    change(fact, status="scheduled", started_at=None)
                 case f.Completed():
                     change(fact, status="completed", ended_at=at, update=fact.update)
                 case f.Failed():

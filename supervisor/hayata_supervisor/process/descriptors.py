@@ -69,7 +69,7 @@ def owned() -> frozenset[int]:
 
 
 class Packet(NamedTuple):
-    """One packet of a descriptor channel: a message's body, and the descriptors that came with it, to close."""
+    """One packet of a descriptor channel: a message's body, and descriptors, the receiver's to close."""
 
     body: bytes
     fds: list[int]

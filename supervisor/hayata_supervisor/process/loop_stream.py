@@ -1,6 +1,6 @@
 """A framed stream socket on an asyncio loop, for the edge worker of a coroutine node.
 
-Not asyncio's own transport: that allocates 256 KiB for each read, and costs half a megabyte of pages in each edge.
+Not asyncio's own transport: that allocates 256 KiB for each read, and makes each edge half a megabyte larger.
 """
 
 from __future__ import annotations

@@ -18,15 +18,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, NoReturn
 
-try:
-    # What the functions of `signal` wrap. Those make an enum of each answer: ten times the time, and they touch
-    # a hundred kilobytes of pages that would else be shared by all workers.
-    from _signal import getsignal as get_handler
-    from _signal import signal as set_handler
-except ImportError:
-    from signal import getsignal as get_handler
-    from signal import signal as set_handler
-
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.descriptors import close_own, close_owned
 
@@ -37,6 +28,13 @@ EXIT_ORPHANED = 75  # EX_TEMPFAIL: the parent was gone before we began
 
 _ADOPTION_DEADLINE_S = 5.0
 _ADOPTION_STEP_S = 20e-6
+
+
+# What the functions of `signal` wrap. Those make an enum of each answer: ten times the time, and they touch a
+# hundred kilobytes of pages that would else be shared by all workers.
+_plain = sys.modules.get("_signal", signal)
+get_handler: Callable[[int], Any] = _plain.getsignal
+set_handler: Callable[[int, Any], Any] = _plain.signal
 
 
 def _fresh_handler(number: int) -> Any:
@@ -74,7 +72,7 @@ def run_worker(begin: Callable[[], None], work: Callable[[], None]) -> NoReturn:
         code = EXIT_OK
     except SystemExit as request:
         code = request.code if isinstance(request.code, int) else EXIT_BROKEN
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the last place that can say what happened
         traceback.print_exc()
     finally:
         flush_standard_streams()

@@ -57,8 +57,12 @@ def open_environment(data_dir: Path, map_size_bytes: int) -> Opened:
     try:
         if not path.exists():
             _create(data_dir)
-        _check_file(path / directory.DATA)
-        env = _environment(path, map_size_bytes)
+        used_bytes = _check_file(path / directory.DATA)
+        # Half of it free at least: LMDB makes a map that is too small just as large as the file, and not one page
+        # could be written.
+        while map_size_bytes < 2 * used_bytes:
+            map_size_bytes *= 2
+        env = _environment(path, map_size_bytes, 2 * used_bytes)
         try:
             return _enter(env, data_dir)
         except BaseException:
@@ -80,7 +84,7 @@ def _create(data_dir: Path) -> None:
     if new.exists():
         shutil.rmtree(new)
     new.mkdir(mode=0o700)
-    env = _environment(new, _FIRST_MAP_BYTES)
+    env = _environment(new, _FIRST_MAP_BYTES, _FIRST_MAP_BYTES)
     try:
         with env.begin(write=True) as txn:
             tables = {name: env.open_db(name.encode(), txn=txn) for name in layout.TABLES}
@@ -99,7 +103,7 @@ def _create(data_dir: Path) -> None:
     directory.fsync_directory(data_dir)
 
 
-def _environment(path: Path, map_size_bytes: int) -> lmdb.Environment:
+def _environment(path: Path, map_size_bytes: int, least_bytes: int) -> lmdb.Environment:
     """Open LMDB. The map is only address space, but that can be limited: then a smaller one will grow."""
     while True:
         try:
@@ -120,13 +124,16 @@ def _environment(path: Path, map_size_bytes: int) -> lmdb.Environment:
                 max_spare_txns=0,
             )
         except lmdb.MemoryError:
-            if map_size_bytes <= _LEAST_MAP_BYTES:
-                raise
             map_size_bytes //= 2
+            if map_size_bytes < max(least_bytes, _LEAST_MAP_BYTES):
+                raise
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path) -> int:
     """Refuse a file that LMDB would die of: one that is cut off ends in SIGBUS, at some later time.
+
+    Returns:
+        How many bytes of the file are in use.
 
     Raises:
         Unavailable: ``store_corrupt``.
@@ -145,6 +152,7 @@ def _check_file(path: Path) -> None:
     needed = (last_page + 1) * page_bytes
     if size < needed:
         raise _damaged(path, f"it is cut off: {size} bytes of {needed}")
+    return needed
 
 
 def _meta_page(path: Path, raw: bytes) -> tuple[int, int, int]:

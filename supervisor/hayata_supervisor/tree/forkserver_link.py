@@ -94,12 +94,17 @@ class Apps(Protocol):
 
 
 class ForkserverLink:
-    """See the module. Implements `worker_link.Forks`."""
+    """See the module. Implements `worker_link.Forks`.
+
+    Attributes:
+        stopped_agents: Ids of agents that the app defines and that nobody wants any more.
+    """
 
     def __init__(self, ground: Ground, app: App, apps: Apps) -> None:
         self.app = app
         self.status: Status = "starting"
         self.last_exit = ""
+        self.stopped_agents: set[str] = set()
         self._ground = ground
         self._reactor = ground.reactor
         self._apps = apps

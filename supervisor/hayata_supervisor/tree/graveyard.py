@@ -52,7 +52,7 @@ class Graveyard:
         self._open_forks.add(incarnation)
 
     def fork_settled(self, incarnation: str) -> None:
-        """That child is registered, or there is none, or it is to be swept. Harmless when it was settled before."""
+        """That child is registered, or there is none, or it is to be swept. Harmless the second time."""
         self._open_forks.discard(incarnation)
 
     # Sweeps

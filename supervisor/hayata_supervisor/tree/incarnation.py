@@ -180,9 +180,10 @@ class Incarnation:
             self.refuse(str(reason))
 
     def refuse(self, reason: str) -> None:
-        """Kill the worker because of what it sent."""
+        """Kill the worker because of what it sent, and believe nothing that it says after that."""
         self._owner.broken(reason)
         self.kill()
+        self.stream.close()
 
     # Death
 

@@ -116,7 +116,7 @@ class NodeLink(WorkerLink):
 
     def _pump(self) -> None:
         incarnation = self.incarnation
-        if self.status != "serving" or incarnation is None or not incarnation.alive:
+        if self.status != "serving" or self._giving_up or incarnation is None or not incarnation.alive:
             return
         stream = incarnation.stream
         waiting = self._waiting

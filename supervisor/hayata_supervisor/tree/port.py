@@ -38,12 +38,10 @@ class WorkerListener(Protocol):
         """
 
     def agent_answered(self, agent_id: str, answer: AgentAnswer) -> None:
-        """One `evaluate` or `check_update` is answered, exactly once, in the order of the asks unless one
-        failed.
-        """
+        """One `evaluate` or `check_update` is answered, exactly once; in their order, if none failed."""
 
     def task_reported(self, agent_id: str, node: str, report: TaskReport) -> None:
-        """A task ended, exactly once for each `dispatch`, or sent a chunk. Of an ended one no process lives."""
+        """A task sent a chunk, or ended: once for each `dispatch`, when its process is dead or free."""
 
     def node_given_up(self, agent_id: str, node: str, error: ErrorInfo) -> None:
         """The node's worker does not stay up, and rests."""

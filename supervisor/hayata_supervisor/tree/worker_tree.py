@@ -50,6 +50,7 @@ class _Agent:
         self.manifest = manifest
         self.worker = worker
         self.nodes: dict[str, NodeLink] = {}
+        self.stopping = False
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -133,8 +134,16 @@ class WorkerTree:
 
     def loaded(self, link: ForkserverLink, manifests: list[AgentManifest]) -> ErrorInfo | None:
         """Tell the listener, and start what does not run yet. Called by the forkserver's link."""
+        manifests = [manifest for manifest in manifests if manifest.id not in link.stopped_agents]
         for manifest in manifests:
             other = self._agents.get(manifest.id)
+            if other is not None and other.stopping:
+                return failure(
+                    "agent_start_failed",
+                    f"agent {manifest.id!r} is still being stopped",
+                    hint="try again in a moment",
+                    agent=manifest.id,
+                )
             if other is not None and other.forkserver is not link:
                 owner = other.forkserver.app.reference
                 return failure(
@@ -245,16 +254,18 @@ class WorkerTree:
             agent_id: The agent; one that does not run is stopped already.
             stopped: Called when nothing of them lives.
         """
-        agent = self._agents.pop(agent_id, None)
+        agent = self._agents.get(agent_id)
         done = stopped or _nothing
         if agent is None:
             self._ground.reactor.call_soon(done)
             return
+        agent.stopping = True
         forkserver = agent.forkserver
-        used = any(other.forkserver is forkserver for other in self._agents.values())
+        forkserver.stopped_agents.add(agent_id)
 
         def workers_stopped() -> None:
-            if used or forkserver.status == "stopped":
+            self._agents.pop(agent_id, None)
+            if any(other.forkserver is forkserver for other in self._agents.values()):
                 done()
             else:
                 forkserver.stop(forkserver_stopped)

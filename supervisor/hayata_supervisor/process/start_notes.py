@@ -1,0 +1,87 @@
+"""Start notes, the page: a shared file in which edges note, as the last act before a body, which execution begins.
+
+A write to a shared mapping costs a third of a microsecond and outlives every process of this boot; a power cut takes
+it. So the header says to which boot and to which file (device and inode: a copied directory proves nothing) the notes
+belong, and when that doesn't fit, everything may have begun.
+
+`core.cells` says why a cell is never overwritten too early.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from hayata.ids import parse_execution_id
+from hayata_supervisor.core.cells import CELLS
+
+FILE = "starts"
+_CELL_BYTES = 32
+_HEADER_BYTES = 4096
+_SIZE = _HEADER_BYTES + CELLS * _CELL_BYTES
+
+
+class StartNotes:
+    """The supervisor's view: what the incarnation before has noted. Opening it makes the page ready for the next.
+
+    Raises:
+        OSError: The file can't be made.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        fd = os.open(data_dir / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            owner = _owner(fd)
+            trusted = os.fstat(fd).st_size == _SIZE and os.pread(fd, len(owner), 0) == owner
+            if not trusted:
+                os.ftruncate(fd, 0)
+                os.posix_fallocate(fd, 0, _SIZE)  # room now: a page that finds none later would be a SIGBUS
+                os.pwrite(fd, owner, 0)
+            self._before = os.pread(fd, _SIZE, 0) if trusted else None
+        finally:
+            os.close(fd)
+
+    def began(self, cell: int, execution_id: str) -> bool:
+        """Whether the execution may have begun, as far as the incarnations before this one can tell."""
+        if self._before is None or cell < 0:
+            return True
+        start = _HEADER_BYTES + cell * _CELL_BYTES
+        return self._before[start : start + _CELL_BYTES] == _note(execution_id)
+
+
+class NoteWriter:
+    """An edge's view. Made before the fork, shared by all children."""
+
+    def __init__(self, data_dir: Path) -> None:
+        fd = os.open(data_dir / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size < _SIZE:
+                # Somebody has removed the page: notes go to one that no supervisor will trust.
+                os.posix_fallocate(fd, 0, _SIZE)
+            self._page = mmap.mmap(fd, _SIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(fd)
+
+    def begins(self, cell: int, execution_id: str) -> None:
+        """Note that a body begins."""
+        if cell >= 0:
+            start = _HEADER_BYTES + cell * _CELL_BYTES
+            self._page[start : start + _CELL_BYTES] = _note(execution_id)
+
+
+def _note(execution_id: str) -> bytes:
+    execution = parse_execution_id(execution_id)
+    assert execution is not None
+    step, attempt = execution.step, execution.attempt
+    return execution.invocation + step.to_bytes(8, "big") + attempt.to_bytes(8, "big")
+
+
+def _owner(fd: int) -> bytes:
+    """To whom notes belong: this boot, and this very file."""
+    status = os.fstat(fd)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:  # not Linux: no boot is like another
+        boot = os.urandom(16).hex().encode()
+    return b"hayata starts 1 %s %d %d\n" % (boot, status.st_dev, status.st_ino)
