@@ -18,12 +18,14 @@ Message = dict[str, str]
 
 
 class State(TypedDict, total=False):
+    """The shared state."""
+
     messages: Annotated[list[Message], Extend]
 
 
 def reply(state: State, ctx: Context) -> State:
     said = [message["content"] for message in state["messages"] if message["role"] == "user"]
-    words = f"You have said {len(said)} things before: {', '.join(said)}." if said else "Nice to meet you."
+    words = f"You said before: {', '.join(said)}." if said else "Nice to meet you."
     return {
         "messages": [
             {"role": "user", "content": ctx.input["text"]},

@@ -20,6 +20,8 @@ ORDERS = {"c-1": [{"item": "tea", "price": 4}, {"item": "paper", "price": 12}]}
 
 
 class State(TypedDict, total=False):
+    """The shared state."""
+
     summary: dict[str, Any]
 
 
@@ -55,7 +57,13 @@ def policy(context: PolicyContext[State]) -> Decision:
     return Finish(context.state)
 
 
-agent = Agent(id="customers_agent", nodes=[customer, orders, aggregate], decision_policy=policy, max_steps=3)
+agent = Agent(
+    id="customers_agent",
+    nodes=[customer, orders, aggregate],
+    decision_policy=policy,
+    state_type=State,
+    max_steps=3,
+)
 
 
 def main() -> None:

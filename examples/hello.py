@@ -18,6 +18,8 @@ from hayata import Agent, Context, Decision, Finish, Next, PolicyContext
 
 
 class State(TypedDict, total=False):
+    """The shared state."""
+
     messages: list[dict[str, str]]
 
 

@@ -18,6 +18,8 @@ ANSWER = "Every step runs in a process of its own."
 
 
 class State(TypedDict, total=False):
+    """The shared state."""
+
     answer: str
 
 

@@ -28,6 +28,8 @@ BATCH = 64
 
 
 class State(TypedDict, total=False):
+    """The shared state."""
+
     files: list[str]
     counted: Annotated[int, Add]
     words: Annotated[int, Add]
@@ -124,13 +126,15 @@ def main() -> int:
     if not options.folder.is_dir():
         parser.error(f"there is no folder {options.folder}")
     folder = str(options.folder.resolve())
-    with tempfile.TemporaryDirectory() as scratch:
-        with hayata.start(agent, data_dir=options.data_dir or f"{scratch}/data") as runtime:
-            invocation = runtime.run("word_count", {"folder": folder}, stream=True)
-            for event in invocation.events():
-                if event.type == "node_partial_result":
-                    print(f"{event.data['result']['files']} files, {event.data['result']['words']} words")
-            result = invocation.result(timeout=60)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        hayata.start(agent, data_dir=options.data_dir or f"{scratch}/data") as runtime,
+    ):
+        invocation = runtime.run("word_count", {"folder": folder}, stream=True)
+        for event in invocation.events():
+            if event.type == "node_partial_result":
+                print(f"{event.data['result']['files']} files, {event.data['result']['words']} words")
+        result = invocation.result(timeout=60)
     for name, number in result["longest"]:
         print(f"{number:>10}  {name}")
     expected = words_by_wc(sorted(text_files(options.folder.resolve())))

@@ -66,7 +66,7 @@ def _policy_context(agent: Agent, message: m.Evaluate) -> PolicyContext[Any]:
         max_steps=agent.max_steps,
         parallel_results=None
         if results is None
-        else [agent.types.read_update(decode(result)) for result in results],
+        else [agent.types.read_branch(decode(result)) for result in results],
         last=tuple(message.last) if isinstance(message.last, list) else message.last,
         failure=None if message.failure is None else error_from(message.failure),
         session=message.session,
@@ -144,15 +144,16 @@ def check_update(agent: Agent, message: m.CheckUpdate) -> m.UpdateChecked:
         node = agent.nodes.get(message.node)
         if node is None:
             raise error_for("unknown_node", f"agent {agent.id} has no node {message.node!r}")
-        return m.UpdateChecked(message.check, _checked(agent, node, decode(message.update)), None)
+        update = _checked(agent, node, decode(message.update), merged=not message.parallel)
+        return m.UpdateChecked(message.check, update, None)
     except HayataError as error:
         return m.UpdateChecked(message.check, None, error_info(error))
     except Exception as error:  # noqa: BLE001 - validators are users' code
         return m.UpdateChecked(message.check, None, exception_info("invalid_node_result", error))
 
 
-def _checked(agent: Agent, node: Node, result: object) -> m.Update:
-    """Encode what a node function returned.
+def _checked(agent: Agent, node: Node, result: object, *, merged: bool) -> m.Update:
+    """Encode what a node function returned; ``merged``: it joins the state, so that it must fit its type.
 
     Raises:
         HayataError: ``invalid_node_result``, ``invalid_state``, ``unserializable_value``.
@@ -166,7 +167,7 @@ def _checked(agent: Agent, node: Node, result: object) -> m.Update:
             details={"path": "result", "type": type(result).__name__},
             hint="return a dict with the keys of the state that change; {} if none does",
         )
-    update = agent.types.check_update(result)
+    update = agent.types.check_update(result) if merged else agent.types.encode_branch(result)
     if node.output is not None:
         try:
             FieldType(node.output).read(decode_mapping(update))
@@ -331,7 +332,7 @@ class TaskCall:
 
     def _returned(self, result: object) -> m.TaskCompleted | m.TaskFailed:
         try:
-            update = _checked(self._agent, self._node, result)
+            update = _checked(self._agent, self._node, result, merged=not self._run.parallel)
         except HayataError as error:
             return self._failed(error, retryable=self._retryable(error))
         except Exception as error:  # noqa: BLE001 - reading the result may call users' code

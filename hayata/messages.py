@@ -172,11 +172,15 @@ class Evaluate(_Wire, frozen=True, tag="evaluate"):
 
 
 class CheckUpdate(_Wire, frozen=True, tag="check_update"):
-    """Ask whether ``update`` could be the result of ``node``: a mapping that fits the state's type."""
+    """Ask whether ``update`` could be the result of ``node``: a mapping that fits the state's type.
+
+    ``parallel``: of a branch; then any mapping will do, as it is not merged into the state.
+    """
 
     check: int
     node: str
     update: Value
+    parallel: bool = False
 
 
 # A → S
@@ -220,7 +224,8 @@ class UpdateChecked(_Wire, frozen=True, tag="update_checked"):
 
 # S → N → E. N reads ``execution_id`` and ``timeout_s`` and forwards the frame as it is.
 class RunTask(_Wire, frozen=True, tag="run"):
-    """Run the node function once. ``cell``: where the edge notes that it begins; -1: nowhere."""
+    """Run the node function once. ``cell``: where the edge notes that it begins; -1: nowhere. ``parallel``: it is a
+    branch, so that its update is not merged and needs not fit the state's type."""
 
     execution_id: str
     timeout_s: float | None
@@ -232,6 +237,7 @@ class RunTask(_Wire, frozen=True, tag="run"):
     state: Update
     input: Value
     cell: int = -1
+    parallel: bool = False
 
 
 class KillTask(_Wire, frozen=True, tag="kill"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, get_type_hints
 
 import msgspec
@@ -112,12 +113,15 @@ class StateType:
         names = (name for name in self._fields if getattr(typed, name, msgspec.UNSET) is not msgspec.UNSET)
         return {name: getattr(typed, name) for name in names}
 
-    def read_update(self, update: dict[str, Any]) -> dict[str, Any]:
-        """Put the values of a decoded update into their declared types."""
-        return {
-            key: self._read(key, value, self._elements if key in self._elements else self._fields)
-            for key, value in update.items()
-        }
+    def read_branch(self, update: dict[str, Any]) -> dict[str, Any]:
+        """Put the values of a parallel branch's update into the types of their keys, where they fit."""
+        typed = dict(update)
+        for key, value in update.items():
+            field = self._elements.get(key) or self._fields.get(key)
+            if field is not None:
+                with suppress(Unfit):
+                    typed[key] = field.read(value)
+        return typed
 
     def _read(self, key: str, value: Any, types: Mapping[str, FieldType]) -> Any:
         field = types.get(key)
@@ -147,15 +151,20 @@ class StateType:
         """
         encoded: Update = {}
         for key, value in update.items():
-            problem = _key_problem(key)
-            if problem is not None:
-                raise error_for(
-                    "invalid_node_result",
-                    f"the update's key {key!r} can't be: {problem}",
-                    details={"path": f"state.{key}" if isinstance(key, str) else "state"},
-                    hint="return only the keys of the state that change" if key == RESERVED_KEY else "",
-                )
+            _require_key(key)
             encoded[str.__str__(key)] = msgspec.Raw(self._check(key, value, self.merge.get(key, "replace")))
+        return encoded
+
+    def encode_branch(self, update: Mapping[Any, Any]) -> Update:
+        """Encode what a parallel branch returned: it is not merged, and needs not fit.
+
+        Raises:
+            HayataError: ``invalid_node_result`` (its keys can't be), ``unserializable_value``.
+        """
+        encoded: Update = {}
+        for key, value in update.items():
+            _require_key(key)
+            encoded[str.__str__(key)] = msgspec.Raw(encode(value, f"state.{key}", self.declared))
         return encoded
 
     def initial(self, state: Any, problems: Problems) -> Update:
@@ -294,6 +303,17 @@ def _require_shape(path: str, operation: str, value: Any) -> None:
             raise _invalid(path, f"union needs a mapping, not {type(value).__name__}")
         if any(isinstance(key, bytes) for key in value):
             raise _invalid(path, "union needs keys that are not bytes")
+
+
+def _require_key(key: Any) -> None:
+    problem = _key_problem(key)
+    if problem is not None:
+        raise error_for(
+            "invalid_node_result",
+            f"the update's key {key!r} can't be: {problem}",
+            details={"path": f"state.{key}" if isinstance(key, str) else "state"},
+            hint="return only the keys of the state that change" if key == RESERVED_KEY else "",
+        )
 
 
 def _key_problem(key: Any) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, Site
+from tests.support.crash_site import Daemon, Site
 
 _MARK = "PYTEST_HAYATA_RUN"
 _DYING_S = 2.0

@@ -101,7 +101,9 @@ class Committer:
         self._kick_due = False
         if self._in_flight or not self._queue or (self.full and self._timer):
             return
-        batch, rest, size = [], [], 0
+        batch: list[_Entry] = []
+        rest: list[_Entry] = []
+        size = 0
         now = clock.monotonic()
         for entry in self._queue:
             if entry.hold_until > now or len(batch) == _MAX_COMMITS or size > _MAX_BYTES:

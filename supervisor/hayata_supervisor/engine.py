@@ -47,7 +47,7 @@ from hayata_supervisor.core.effects import (
     Settled,
 )
 from hayata_supervisor.core.facts import TERMINAL
-from hayata_supervisor.core.invocation import Invocation
+from hayata_supervisor.core.invocation import Invocation, info
 from hayata_supervisor.core.views import events, restore
 from hayata_supervisor.hub import PAGE, Hub
 from hayata_supervisor.process import clock
@@ -141,6 +141,7 @@ class Engine:
         self._timer: Timer | None = None
         self._timer_due = float("inf")
         self.draining = False
+        self.apps_pending = True
 
     # ---- start -----------------------------------------------------------------------------------------------------
 
@@ -180,6 +181,14 @@ class Engine:
             else:
                 self.perform(manifest.id, agent.coordinator.begin(now()))
         self._app_events(index, reference, None)
+
+    def apps_ready(self) -> None:
+        """All apps of the launch are loaded or given up: what no app has claimed rests, and those who wait hear it."""
+        self.apps_pending = False
+        for agent_id, invocations in self.unclaimed.items():
+            for invocation in invocations.values():
+                shown = self.overlay(agent_id, invocation.id, info(invocation))
+                self.hub.settled(invocation.id, shown, terminal=False)
 
     def app_failed(self, index: int, reference: str, error: ErrorInfo) -> None:
         """An app can't be imported; what its agents do with workers they have goes on."""
@@ -391,8 +400,8 @@ class Engine:
         agent = self.agents.get(agent_id)
         if agent is not None:
             return agent.coordinator.overlay(id, stored)
-        if stored.status in TERMINAL:
-            return stored
+        if stored.status in TERMINAL or self.apps_pending:
+            return stored  # what it is, is known when its app is loaded
         error = ErrorInfo("unknown_agent", f"no app defines agent {agent_id!r}", "start the daemon with its app")
         return msgspec.structs.replace(stored, status="recovery_required", error=error)
 
@@ -407,7 +416,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and everything is durable."""
-        return self.committer.idle and not any(agent.coordinator.busy for agent in self.agents.values())
+        return self.committer.idle and not any(agent.coordinator.executions.busy for agent in self.agents.values())
 
     def close(self) -> None:
         """End the threads and give the store back."""

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
-import uuid
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -27,19 +25,19 @@ from hayata import messages
 from hayata.errors import HayataError
 from hayata.memfd import read_memfd
 from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, StopRuntime
-from hayata_supervisor.process import clock, data_dir, prctl
-from hayata_supervisor.process.supervised import DeathTally, Limits, Supervised
-from hayata_supervisor.process.listener import Listener, listen
-from hayata_supervisor.process.locks import FileLock
+from hayata_supervisor.process import clock, prctl
+from hayata_supervisor.process.claim import Claim, claim
+from hayata_supervisor.process.embedder import Embedder
 from hayata_supervisor.process.notify import ServiceManager
-from hayata_supervisor.process.packets import Packets
-from hayata_supervisor.process.pidfd import Exit, children_of, open_pidfd
+from hayata_supervisor.process.pidfd import Exit, children_of
 from hayata_supervisor.process.reactor import Reactor, Timer
 from hayata_supervisor.process.signals import SignalInbox
 from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves, open_missing_standard_streams
 from hayata_supervisor.process.stderr import Stderr
-from hayata_supervisor.process.sweep import COOKIE, cookie_prefix, end_orphan, kill_children, sweep
+from hayata_supervisor.process.supervised import DeathTally, Limits, Supervised
+from hayata_supervisor.process.sweep import kill_children
 
+SUPERVISOR = "hayata_supervisor.supervisor"
 EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT, EXIT_CRASH_LOOP = 2, 5, 65, 70
 _FINAL = frozenset({EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT})  # a supervisor that exits so is not restarted
 _EXIT_CODES = {
@@ -69,7 +67,7 @@ class Guard:
         inbox: SignalInbox,
         *,
         limits: Limits | None = None,
-        supervisor_module: str = "hayata_supervisor.supervisor",
+        supervisor_module: str = SUPERVISOR,
     ) -> None:
         self._launch = launch
         self._launch_fd = launch_fd
@@ -81,10 +79,7 @@ class Guard:
         self._reactor = Reactor()
         self._tally = DeathTally(self._limits)
         self._foreign: set[int] = set()  # children that we had before we were the guard
-        self._environ: dict[str, str] = {}
-        self._lock: FileLock | None = None
-        self._listener: Listener | None = None
-        self._parent: Packets | None = None
+        self._claim: Claim | None = None
         self._supervisor: Supervised | None = None
         self._starts = 0
         self._served = False
@@ -92,13 +87,15 @@ class Guard:
         self._stop_signals = 0
         self._kill_timer: Timer | None = None  # set: we are stopping
         self._exit_code = 0
+        self._embedder = Embedder(self._reactor, launch, self._stop)
 
     def run(self) -> int:
         """Run until the runtime has ended; return the exit code."""
         try:
-            self._watch_parent()
             if not self._kill_timer:
-                self._claim()
+                prctl.become_subreaper()
+                self._foreign = set(children_of(os.getpid()))
+                self._claim = claim(self._launch, self._limits, self._stderr)
                 self._reactor.watch_read(self._inbox.fd, self._signalled)
                 self._signalled()
             if not self._kill_timer:
@@ -111,52 +108,9 @@ class Guard:
             self._give_up(Fatal(info, _EXIT_CODES.get(error.code, EXIT_CRASH_LOOP)))
         finally:
             kill_children(self._foreign, timeout_s=self._limits.kill)
-            if self._listener:
-                self._listener.close()
-            if self._lock:
-                self._lock.release()
+            if self._claim:
+                self._claim.release()
         return self._exit_code
-
-    def _claim(self) -> None:
-        launch, limits = self._launch, self._limits
-        prctl.become_subreaper()
-        self._foreign = set(children_of(os.getpid()))
-        self._lock = data_dir.claim(launch.data_dir)
-        prefix = cookie_prefix(self._lock.identity)
-        store_lock = os.path.join(launch.data_dir, data_dir.STORE_LOCK)
-        orphan = end_orphan(store_lock, prefix, patience_s=limits.orphan, timeout_s=limits.kill)
-        swept = sweep(prefix, timeout_s=limits.kill)
-        if orphan or swept:
-            self._stderr.log("warning", "earlier runtime ended", supervisor=orphan, killed=len(swept))
-        self._environ = {**os.environ, COOKIE: prefix + uuid.uuid4().hex}
-        # Only now: an orphaned supervisor would still answer on its socket.
-        self._listener = listen(launch.socket, any_length=launch.control_fd is not None)
-
-    # the process that embeds the runtime
-
-    def _watch_parent(self) -> None:
-        launch = self._launch
-        if launch.parent_pid is not None:
-            try:
-                pidfd = open_pidfd(launch.parent_pid)
-            except ProcessLookupError:
-                pidfd = -1
-            if pidfd < 0 or os.getppid() != launch.parent_pid:
-                self._stop(0.0, "parent_died")  # before we could watch it; its number may be another's by now
-                return
-            self._reactor.watch_read(pidfd, lambda: self._parent_died(pidfd))
-        if launch.control_fd is not None:
-            sock = socket.socket(fileno=launch.control_fd)
-            self._parent = Packets(
-                self._reactor, sock, messages.ToGuard, self._asked_to_stop, lambda: self._stop(0.0, "parent_left")
-            )
-
-    def _parent_died(self, pidfd: int) -> None:
-        self._reactor.unwatch_read(pidfd)
-        self._stop(0.0, "parent_died")
-
-    def _asked_to_stop(self, message: StopRuntime) -> None:
-        self._stop(message.drain_s, "asked")
 
     # signals
 
@@ -190,8 +144,8 @@ class Guard:
     # the supervisor
 
     def _start_supervisor(self) -> None:
-        assert self._listener
-        launch, listen_fd = self._launch, self._listener.sock.fileno()
+        assert self._claim
+        launch, listen_fd = self._launch, self._claim.listener.sock.fileno()
         arguments = ["--launch-fd", str(self._launch_fd), "--listen-fd", str(listen_fd)]
         arguments += ["--restart", str(self._starts)] if self._starts else ["--first-start"]
         self._starts += 1
@@ -200,8 +154,8 @@ class Guard:
                 self._reactor,
                 self._module,
                 arguments,
-                pass_fds=[self._launch_fd, listen_fd, *([] if launch.value_fd is None else [launch.value_fd])],
-                environ=self._environ,
+                pass_fds=[fd for fd in (self._launch_fd, listen_fd, launch.value_fd) if fd is not None],
+                environ=self._claim.environ,
                 first_word_s=launch.start_timeout_s,
                 silence_s=self._limits.silence,
                 received=self._supervisor_said,
@@ -219,12 +173,11 @@ class Guard:
                 if not self._served:
                     self._served = True
                     self._manager.tell("READY=1")
-                    if self._parent:
-                        self._parent.send(message)
+                    self._embedder.tell(message)
             case Fatal():
                 self._fatal = message
             case StopRuntime(drain_s=drain_s):
-                self._stop(drain_s, "asked_by_client")
+                self._stop(drain_s, "asked by client")
             case _:
                 assert_never(message)
 
@@ -262,7 +215,8 @@ class Guard:
     def _restart_later(self, reason: str, *, lived_s: float) -> None:
         wait_s = self._tally.count(clock.monotonic(), lived_s)
         if wait_s is None:
-            self._give_up(_lost(f"the supervisor died {self._limits.deaths} times in a short time; it {reason}"))
+            times = f"{self._limits.deaths} times in {self._limits.period:g} s"
+            self._give_up(_lost(f"the supervisor died {times}; at last it {reason}"))
             return
         self._stderr.log("warning", "supervisor lost", reason=reason, restart_in_s=wait_s)
         self._reactor.call_later(wait_s, lambda: None if self._kill_timer else self._start_supervisor())
@@ -288,11 +242,9 @@ class Guard:
             self._supervisor.kill("did not stop")
 
     def _give_up(self, fatal: Fatal) -> None:
-        error = fatal.error
         # Whoever waits for the start of an embedded runtime raises it; later there may be nobody who looks.
-        told = self._parent is not None and self._parent.send(fatal) and not self._served
-        if not told:
-            self._stderr.fatal(error.code, error.message, hint=error.hint, traceback=_traceback(error))
+        if not self._embedder.tell(fatal) or self._served:
+            self._stderr.fatal(fatal.error)
         self._exit_code = fatal.exit_code
         self._reactor.stop()
 
@@ -301,17 +253,8 @@ def _lost(message: str, exit_code: int = EXIT_CRASH_LOOP) -> Fatal:
     return Fatal(ErrorInfo("supervisor_lost", message, "the lines above say why"), exit_code)
 
 
-def _traceback(error: ErrorInfo) -> str:
-    try:
-        details = msgspec.msgpack.decode(error.details, ext_hook=lambda code, data: None)
-    except msgspec.DecodeError:
-        return ""
-    found = details.get("traceback", "") if isinstance(details, dict) else ""
-    return found if isinstance(found, str) else ""
-
-
 def guard_main(
-    arguments: Sequence[str], *, limits: Limits | None = None, supervisor_module: str = "hayata_supervisor.supervisor"
+    arguments: Sequence[str], *, limits: Limits | None = None, supervisor_module: str = SUPERVISOR
 ) -> int:
     """Be the guard that ``--launch-fd N`` describes; return the exit code."""
     open_missing_standard_streams()
@@ -324,9 +267,8 @@ def guard_main(
         launch_fd = int(number)
         launch = messages.decoder(Launch).decode(read_memfd(launch_fd))
     except (ValueError, OSError, msgspec.DecodeError) as error:
-        Stderr("console", "error").fatal(
-            "invalid_options", f"no launch: {error}", hint="the guard is started by hayata-supervisor and hayata.start"
-        )
+        hint = "the guard is started by hayata-supervisor and by hayata.start"
+        Stderr("console", "error").fatal(ErrorInfo("invalid_options", f"no launch: {error}", hint))
         return EXIT_USAGE
     keep_descriptors_to_ourselves()
     guard = Guard(launch, launch_fd, inbox, limits=limits, supervisor_module=supervisor_module)

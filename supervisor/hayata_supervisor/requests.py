@@ -41,7 +41,6 @@ class Requests:
         self._stop = stop
         self._parked: list[tuple[m.Request, Sink]] = []
         self._loading: dict[int, Sink | None] = {}
-        self.apps_pending = True
 
     def handle(self, request: m.Request, sink: Sink) -> None:
         """Grant a request or refuse it; never raises for what a client can cause."""
@@ -57,13 +56,13 @@ class Requests:
             case m.Run():
                 self._run(request, sink)
             case m.GetInvocation():
-                self._with_invocation(request.invocation_id, sink, lambda header: self._show(header, sink))
+                self._with_invocation(request.invocation_id, sink, lambda header: self._look(header, request, sink))
             case m.AwaitInvocation():
                 self._with_invocation(request.invocation_id, sink, lambda header: self._await(header, sink))
             case m.ListInvocations():
                 self._list(request, sink)
             case m.ListTasks():
-                self._with_invocation(request.invocation_id, sink, lambda header: self._tasks(header, sink))
+                self._with_invocation(request.invocation_id, sink, lambda header: self._look(header, request, sink))
             case m.FollowEvents():
                 self._with_invocation(
                     request.invocation_id,
@@ -107,17 +106,21 @@ class Requests:
 
     def apps_ready(self) -> None:
         """All apps of the launch are loaded or given up: what waited for them is granted now."""
-        self.apps_pending = False
+        self._engine.apps_ready()
         parked, self._parked = self._parked, []
         for request, sink in parked:
-            self.handle(request, sink)
+            match request:
+                case m.GetInvocation() | m.ListTasks():
+                    self._look_when_recovered(request, sink)
+                case _:
+                    self.handle(request, sink)
 
     def _agent(self, name: str, request: m.Request, sink: Sink) -> Agent | None:
         """The agent; None when the request was parked until the apps are loaded."""
         agent = self._engine.agents.get(name)
         if agent is not None and agent.status != "stopped":
             return agent
-        if self.apps_pending:
+        if self._engine.apps_pending:
             self._parked.append((request, sink))
             return None
         known = ", ".join(self._engine.agents) or "none"
@@ -133,7 +136,7 @@ class Requests:
                 concurrency=slots.manifest.concurrency,
                 busy=slots.active,
             )
-            for slots in coordinator.slots.values()
+            for slots in coordinator.executions.slots.values()
         ]
         return m.AgentInfo(
             id=name,
@@ -277,6 +280,24 @@ class Requests:
 
         self._read(lambda: self._engine.store.find(name), answered, sink)
 
+    def _look(self, header: Header, request: m.GetInvocation | m.ListTasks, sink: Sink) -> None:
+        """Answer from the store; but after a restart, while that says ``running`` of what does not run, later."""
+        engine = self._engine
+        if engine.apps_pending and header.id in engine.open and header.agent not in engine.agents:
+            self._parked.append((request, sink))
+        elif isinstance(request, m.GetInvocation):
+            self._show(header, sink)
+        else:
+            self._tasks(header, sink)
+
+    def _look_when_recovered(self, request: m.GetInvocation | m.ListTasks, sink: Sink) -> None:
+        """Answer when what recovery has found is in the store."""
+
+        def found(header: Header) -> None:
+            self._engine.committer.barrier(header.id, [Call(lambda: self._look(header, request, sink))])
+
+        self._with_invocation(request.invocation_id, sink, found)
+
     def _show(self, header: Header, sink: Sink) -> None:
         self._read(lambda: self._engine.store.load(header.id), lambda loaded: self._shown(loaded, header, sink), sink)
 
@@ -379,7 +400,7 @@ class Requests:
             return
 
         def found(header: Header) -> None:
-            if header.agent not in self._engine.agents and self.apps_pending:
+            if header.agent not in self._engine.agents and self._engine.apps_pending:
                 self._parked.append((request, sink))
             elif header.id in self._engine.open and header.agent not in self._engine.agents:
                 raise Refusal(failure("unknown_agent", f"no app defines agent {header.agent!r}"))
@@ -395,7 +416,7 @@ class Requests:
         if execution is None:
             raise Refusal(failure("unknown_task", f"{request.task_id!r} is no task id", hint="hayata show ID lists them"))
         live = self._engine.locate(request.invocation_id)
-        if live is None and self.apps_pending:
+        if live is None and self._engine.apps_pending:
             self._parked.append((request, sink))
             return
         task = None

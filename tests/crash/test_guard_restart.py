@@ -64,9 +64,11 @@ def test_silence_is_not_counted_while_the_guard_was_stopped_as_well(rig):
     first = rig.hear("start")
     rig.command("serving")
     os.kill(first["pid"], signal.SIGSTOP)
+    with pytest.raises(AssertionError):
+        wait_gone(first["pid"], timeout_s=0.2)  # until its last word is heard
     guard.send_signal(signal.SIGSTOP)
     with pytest.raises(AssertionError):
-        wait_gone(first["pid"], timeout_s=2.5)
+        wait_gone(first["pid"], timeout_s=2.2)
     guard.send_signal(signal.SIGCONT)
     with pytest.raises(AssertionError):
         wait_gone(first["pid"], timeout_s=0.5)

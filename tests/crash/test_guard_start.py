@@ -1,6 +1,5 @@
 """The guard's start: locks, orphans, sweep, socket, and everything that may stand in its way."""
 
-import fcntl
 import os
 import signal
 import socket
@@ -131,14 +130,28 @@ def test_daemon_started_by_a_task_of_its_own_data_directory_spares_its_ancestors
     wait_gone(start["guard"])
 
 
+_LOCKS = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(600)
+"""
+
+
 def test_store_that_a_stranger_has_locked_is_refused_and_the_stranger_lives(rig):
     """An offline tool that reads the store is no orphan."""
     os.mkdir(rig.data_dir)
-    with open(f"{rig.data_dir}/store.lock", "w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        guard = rig.start(limits=QUICK)
-        assert guard.wait(20) == 5
-    assert f"process {os.getpid()} has" in stderr_of(guard)
+    command = [sys.executable, "-c", _LOCKS, f"{rig.data_dir}/store.lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as stranger:
+        try:
+            stranger.stdout.readline()
+            guard = rig.start(limits=QUICK)
+            assert guard.wait(20) == 5
+            assert f"process {stranger.pid} has" in stderr_of(guard)
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
 
 
 def test_stale_socket_is_replaced(rig):

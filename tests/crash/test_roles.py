@@ -10,7 +10,7 @@ import pytest
 
 from hayata import InvocationFailed, RecoveryNeeded
 from hayata_supervisor.process.pidfd import children_of
-from tests.support.daemon import Daemon, Seen, Site, check_gone
+from tests.support.crash_site import Daemon, Seen, Site, check_gone
 from tests.support.eventually import eventually
 from tests.support.ledger import audit
 

@@ -87,9 +87,8 @@ def test_supervisor_killed_takes_forkserver_agent_node_and_edge_along(tmp_path: 
     """A supervisor of its own, in a process that kills itself; its children come to us."""
     pids = tmp_path / "pids"
     with Subreaper():
-        doomed = os.spawnv(
-            os.P_NOWAIT, sys.executable, [sys.executable, "-m", "tests.support.worker_doomed", str(pids)]
-        )
+        command = [sys.executable, "-m", "tests.support.worker_doomed", str(pids)]
+        doomed = os.spawnve(os.P_NOWAIT, sys.executable, command, {**os.environ, "TMPDIR": str(tmp_path)})
         assert os.waitstatus_to_exitcode(os.waitpid(doomed, 0)[1]) == -signal.SIGKILL
         begun = time.monotonic()
         roles = dict(line.split() for line in pids.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""`hayata.start`: from scripts, prompts, threads, event loops; what is left when it or its owner ends in any way."""
+"""`hayata.start`: from scripts, prompts, threads, event loops; and what is left, however it ends."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def script(tmp_path: Path, text: str, name: str = "script.py") -> Path:
     return path
 
 
-def run_python(mark: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_python(mark: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", *arguments],
-        env=environment(mark),
+        env=environment(mark, DATA_DIR=str(tmp_path / "data")),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S * 2,
-        **options,
     )
 
 
 HELLO = """
+import os
 import sys
 import hayata
 
@@ -98,7 +98,7 @@ def policy(context):
 agent = hayata.Agent("hello", nodes=[greet], decision_policy=policy)
 """
 USE = """
-with hayata.start(agent, data_dir=sys.argv[1]) as runtime:
+with hayata.start(agent, data_dir=os.environ["DATA_DIR"]) as runtime:
     print(runtime.call("hello", "world", timeout=20))
 """
 
@@ -110,18 +110,18 @@ with hayata.start(agent, data_dir=sys.argv[1]) as runtime:
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_script_runs_its_agent_and_shows_what_it_prints(tmp_path: Path, mark: str, guarded: bool) -> None:
-    """Also without ``if __name__ == "__main__"``: the import in the forkserver stops where start is reached."""
+    """Also without ``if __name__ == "__main__"``: the forkserver's import stops where start is reached."""
     use = USE
     if guarded:
         use = 'if __name__ == "__main__":\n' + textwrap.indent(USE, "    ")
     path = script(tmp_path, HELLO + use)
-    done = run_python(mark, str(path), str(tmp_path / "data"))
+    done = run_python(mark, tmp_path, str(path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["a word from the node", "{'greeting': 'Hello, world'}"]
 
 
 def test_prompt_sends_its_agent_by_value(tmp_path: Path, mark: str) -> None:
-    done = run_python(mark, "-c", HELLO + USE, str(tmp_path / "data"))
+    done = run_python(mark, tmp_path, "-c", HELLO + USE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "{'greeting': 'Hello, world'}" in done.stdout
 
@@ -314,15 +314,16 @@ def test_leaving_after_an_exception_does_not_wait(tmp_path: Path, data_dir: str,
             invocation_id = runtime.run("wait", given).id
             await_file(started)
             began = time.monotonic()
-            with contextlib.suppress(KeyError):
-                with runtime:
-                    raise KeyError
+            with contextlib.suppress(KeyError), runtime:
+                raise KeyError
             return time.monotonic() - began
 
     assert leave() < 3
-    with hayata.start(APP, data_dir=data_dir) as runtime:
-        with pytest.raises(RecoveryNeeded, match="task_execution_uncertain"):
-            runtime.invocation(invocation_id).result(timeout=DEADLINE_S)
+    with (
+        hayata.start(APP, data_dir=data_dir) as runtime,
+        pytest.raises(RecoveryNeeded, match="task_execution_uncertain"),
+    ):
+        runtime.invocation(invocation_id).result(timeout=DEADLINE_S)
 
 
 def test_close_reaps_the_guard_and_a_second_close_does_nothing(data_dir: str, mark: str) -> None:
@@ -349,19 +350,18 @@ def test_starting_and_closing_leaves_no_descriptor(tmp_path: Path, mark: str) ->
 
 
 def test_forgotten_runtime_is_closed_at_exit(tmp_path: Path, mark: str) -> None:
-    use = (
-        "runtime = hayata.start(agent, data_dir=sys.argv[1])\nprint(runtime.call('hello', 'x', timeout=20))\n"
-    )
-    done = run_python(mark, "-c", HELLO + use, str(tmp_path / "data"))
+    use = """
+runtime = hayata.start(agent, data_dir=os.environ["DATA_DIR"])
+print(runtime.call("hello", "x", timeout=20))
+"""
+    done = run_python(mark, tmp_path, "-c", HELLO + use)
     assert (done.returncode, done.stderr) == (0, "")
     assert_all_gone(mark, timeout_s=0)
 
 
 def test_collected_runtime_is_closed_with_a_warning(data_dir: str, mark: str) -> None:
-    runtime = hayata.start(APP, data_dir=data_dir)
     with pytest.warns(ResourceWarning, match="was never closed"):
-        del runtime
-        gc.collect()
+        hayata.start(APP, data_dir=data_dir)
     assert_all_gone(mark, timeout_s=0)
 
 
@@ -395,7 +395,7 @@ def test_killed_owner_takes_the_runtime_along(tmp_path: Path, mark: str, number:
         + """
 import threading, time
 if __name__ == "__main__":
-    thread = threading.Thread(target=lambda: hayata.start(agent, data_dir=sys.argv[1]))
+    thread = threading.Thread(target=lambda: hayata.start(agent, data_dir=os.environ["DATA_DIR"]))
     thread.start()
     thread.join()
     print("ready", flush=True)
@@ -403,8 +403,8 @@ if __name__ == "__main__":
 """,
     )
     with subprocess.Popen(
-        [sys.executable, str(path), str(tmp_path / "data")],
-        env=environment(mark),
+        [sys.executable, str(path)],
+        env=environment(mark, DATA_DIR=str(tmp_path / "data")),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as owner:
@@ -423,8 +423,8 @@ def test_interrupt_during_the_drain_ends_it(tmp_path: Path, mark: str) -> None:
     path = script(
         tmp_path,
         f"""
-        import hayata, sys
-        runtime = hayata.start({APP!r}, data_dir=sys.argv[1])
+        import hayata, os
+        runtime = hayata.start({APP!r}, data_dir=os.environ["DATA_DIR"])
         invocation = runtime.run("wait", {given!r})
         print("running", flush=True)
         try:
@@ -435,8 +435,8 @@ def test_interrupt_during_the_drain_ends_it(tmp_path: Path, mark: str) -> None:
         """,
     )
     with subprocess.Popen(
-        [sys.executable, str(path), str(tmp_path / "data")],
-        env=environment(mark),
+        [sys.executable, str(path)],
+        env=environment(mark, DATA_DIR=str(tmp_path / "data")),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -495,8 +495,7 @@ def test_forked_copy_is_inert(data_dir: str, mark: str, inline: bool) -> None:
 
 def test_forked_child_that_exits_normally_closes_nothing(tmp_path: Path, mark: str) -> None:
     use = """
-import os
-with hayata.start(agent, data_dir=sys.argv[1]) as runtime:
+with hayata.start(agent, data_dir=os.environ["DATA_DIR"]) as runtime:
     runtime.call("hello", "x", timeout=20)
     pid = os.fork()
     if pid == 0:
@@ -504,6 +503,6 @@ with hayata.start(agent, data_dir=sys.argv[1]) as runtime:
     os.waitpid(pid, 0)
     print(runtime.call("hello", "again", timeout=20))
 """
-    done = run_python(mark, "-c", HELLO + use, str(tmp_path / "data"))
+    done = run_python(mark, tmp_path, "-c", HELLO + use)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Hello, again" in done.stdout

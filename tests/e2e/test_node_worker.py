@@ -39,7 +39,8 @@ def test_edge_leads_a_session_and_has_only_its_own_descriptors(supervisor: Super
     assert facts["app_file"] == '"""', "the app's own descriptor must stay open"
     from_outside = {"/dev/null", *open_files(os.getpid())}
     own = sorted(name.partition(":")[0] for name in open_files(facts["pid"]) if name not in from_outside)
-    assert own == sorted([APP, "pipe", "pipe", "socket"])
+    notes = f"{supervisor.launch.data_dir}/starts"
+    assert own == sorted([APP, notes, "pipe", "pipe", "socket"])
     assert node.pid == facts["ppid"]
 
 
@@ -317,8 +318,8 @@ def test_idle_edges_are_let_go_but_one(supervisor: Supervisor):
 @pytest.mark.parametrize(("name", "action"), [("single", "sleep"), ("many", "wait")])
 def test_start_of_a_body_is_noted_before_it_ends(supervisor: Supervisor, name: str, action: str):
     node = supervisor.node(name)
-    task = f"{7:032x}.3.1"
-    node.call(f"{6:032x}.1.1", {"do": "facts" if name == "single" else "wait", "seconds": 0})
+    task = f"{len(name):032x}.3.1"
+    node.call(f"{99:032x}.1.1", {"do": "facts" if name == "single" else "wait", "seconds": 0})
     assert not supervisor.began(11, task)
     node.run(task, {"do": action, "seconds": 30}, cell=11)
     node.wait(lambda: supervisor.began(11, task))

@@ -86,14 +86,19 @@ def test_program_becomes_the_guard_with_its_own_pid_and_its_exit_code(run, tmp_p
         assert os.listdir(directory) == ["guard.lock"]
 
 
-def test_closed_standard_streams_are_no_trap(run, tmp_path):
-    """Descriptors 0 to 2 would else be given to our own files and sockets."""
-    directory = tmp_path / ".hayata"
-    directory.mkdir()
-    with open(directory / "guard.lock", "w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        done = run("app.py", command=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *COMMAND])
-        assert done.returncode == 5
+def test_closed_standard_streams_are_no_trap(run):
+    """Descriptors 0 to 2 would else be given to our own files and sockets: the launch, here."""
+    script = (
+        "import os, hayata_supervisor.main as program;"
+        "os.execv = lambda path, command: os._exit(int(command[-1]));"
+        "program.main()"
+    )
+    done = run("app.py", command=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", script])
+    assert done.returncode > 2
+
+
+def test_usage_error_with_closed_standard_streams_is_still_one(run):
+    assert run(command=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *COMMAND]).returncode == 2
 
 
 def test_signal_during_configuration_is_kept_for_the_guard(run):

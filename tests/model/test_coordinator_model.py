@@ -181,7 +181,7 @@ class Histories(RuleBasedStateMachine):
                 self.acknowledged[name] = id
         for id in self.acknowledged.values():
             assert shell.journals.get(id), "an acknowledged run is durable"
-        for name, slots in shell.coordinator.slots.items():
+        for name, slots in shell.coordinator.executions.slots.items():
             assert 0 <= slots.active <= slots.manifest.concurrency, name
             assert slots.active <= slots.marked, name
         assert shell.coordinator.admission.running >= 0

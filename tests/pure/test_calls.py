@@ -380,6 +380,19 @@ def test_an_update_is_checked_against_the_states_type():
     assert decode_mapping(outcome.update) == {"items": [{"name": "x"}]}
 
 
+def test_the_update_of_a_parallel_branch_is_not_checked_against_the_states_type():
+    agent = Agent(
+        "a", {"n": lambda state: {"cuont": "x", "items": [Item(name="x")]}}, finish, state_type=State
+    )
+    run = msgspec.structs.replace(run_task(agent), parallel=True)
+    outcome = TaskCall(agent, "n", run, "e", None, print, None).run()
+    assert isinstance(outcome, m.TaskCompleted)
+    assert decode_mapping(outcome.update) == {"cuont": "x", "items": [{"name": "x"}]}
+    branch = m.CheckUpdate(1, "n", raw({"cuont": "x"}), parallel=True)
+    assert check_update(agent, branch).error is None
+    assert check_update(agent, msgspec.structs.replace(branch, parallel=False)).error is not None
+
+
 def test_a_node_gets_the_state_in_its_declared_type():
     seen: list[Any] = []
 

@@ -109,7 +109,7 @@ def test_late_messages_of_a_cancelled_branch_change_nothing():
     shell.save()
     assert shell.facts(b"\0" * 16) == before
     assert shell.coordinator.late_messages == 2
-    assert shell.coordinator.slots["b"].marked == 0
+    assert shell.coordinator.executions.slots["b"].marked == 0
 
 
 def test_max_steps_schedules_nothing_beyond():
@@ -514,7 +514,7 @@ def test_drain_marks_nothing_and_asks_nothing():
     shell.complete(shell.only())
     shell.save()
     assert shell.asked == []
-    assert not shell.coordinator.busy
+    assert not shell.coordinator.executions.busy
 
 
 def test_marked_task_that_provably_never_began_is_run_again_as_the_same_attempt():
@@ -553,7 +553,7 @@ def quick_node(count: int) -> PureShell:
 def test_quick_node_has_tasks_marked_ahead_and_hands_them_out_without_a_commit():
     shell = quick_node(5)
     first = shell.only()
-    assert shell.coordinator.slots["a"].marked == 3
+    assert shell.coordinator.executions.slots["a"].marked == 3
     shell.complete(first)
     assert shell.dispatched, "the next was durably marked already"
     assert len(shell.dispatched) == 1, "never more than there are slots"
@@ -566,7 +566,7 @@ def test_slow_node_has_nothing_marked_ahead():
         shell.save()
         shell.decide("a")
         shell.save()
-    assert shell.coordinator.slots["a"].marked == 1
+    assert shell.coordinator.executions.slots["a"].marked == 1
 
 
 def test_cancel_of_what_is_marked_ahead_needs_no_kill():
@@ -587,4 +587,4 @@ def test_node_given_up_fails_what_is_marked_ahead():
     shell.do(shell.coordinator.node_given_up("a", ErrorInfo("node_unavailable", "x"), shell.now))
     shell.save()
     assert [each.info.status for each in shell.settled[-1:]] == ["failed"]
-    assert shell.coordinator.slots["a"].marked == 1
+    assert shell.coordinator.executions.slots["a"].marked == 1

@@ -3,9 +3,11 @@
 import json
 import os
 
+import msgspec
 import pytest
 
 from hayata.errors import HayataError
+from hayata.messages import ErrorInfo
 from hayata_supervisor.main import check_platform
 from hayata_supervisor.process.stderr import Stderr
 from hayata_supervisor.process.supervised import DeathTally, Limits
@@ -60,6 +62,10 @@ def test_unsupported_platform_is_named_with_a_way_out(system, release, python, p
     assert caught.value.hint
 
 
+def _error(code, message, traceback):
+    return ErrorInfo(code, message, "", msgspec.Raw(msgspec.msgpack.encode({"traceback": traceback})))
+
+
 @pytest.fixture
 def pipe():
     read, write = os.pipe()
@@ -72,7 +78,7 @@ def pipe():
 def test_json_lines_are_one_object_each(pipe):
     log = Stderr("json", "info", fd=pipe[1])
     log.log("info", "supervisor started", pid=3, reason="a\nb")
-    log.fatal("store_corrupt", "bad", traceback="one\ntwo")
+    log.fatal(_error("store_corrupt", "bad", "one\ntwo"))
     lines = [json.loads(line) for line in os.read(pipe[0], 65536).splitlines()]
     assert lines[0]["event"] == "supervisor started"
     assert (lines[0]["level"], lines[0]["pid"], lines[0]["reason"]) == ("info", 3, "a\nb")
@@ -84,7 +90,7 @@ def test_console_lines_are_single_and_below_the_level_left_out(pipe):
     log = Stderr("plain", "warning", fd=pipe[1])
     log.log("info", "no")
     log.log("warning", "yes", reason="a\nb")
-    assert os.read(pipe[0], 65536).decode().endswith(" [warning] yes reason=a\\nb\n")
+    assert os.read(pipe[0], 65536).decode().endswith(" [warning  ] yes reason=a\\nb\n")
 
 
 def test_full_pipe_loses_the_line_and_not_the_caller(pipe):
@@ -99,5 +105,5 @@ def test_full_pipe_loses_the_line_and_not_the_caller(pipe):
 
 def test_long_traceback_is_written_whole_when_it_is_read(pipe):
     log = Stderr("console", "info", fd=pipe[1])
-    log.fatal("agent_start_failed", "no", traceback="t" * 30_000)
+    log.fatal(_error("agent_start_failed", "no", "t" * 30_000))
     assert os.read(pipe[0], 65536).count(b"t" * 1000) == 30

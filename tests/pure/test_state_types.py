@@ -94,7 +94,7 @@ STATE = types(State)
 
 def there_and_back(update: dict[str, Any], made: StateType = STATE) -> dict[str, Any]:
     """What is stored, and what a node receives of it."""
-    return made.read_update(decode_mapping(made.check_update(update)))
+    return made.read_branch(decode_mapping(made.check_update(update)))
 
 
 @pytest.mark.parametrize(
@@ -342,3 +342,16 @@ def test_a_secret_inside_a_declared_model_does_not_reach_the_store():
         made.check_update({"login": Login(password="hunter2")})
     assert caught.value.details["path"] == "state.login.password"
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_parallel_branch_need_not_fit_but_must_be_storable():
+    update = STATE.encode_branch({"count": "many", "unknown": (1,), "customer": Customer(name="Ada")})
+    assert STATE.read_branch(decode_mapping(update)) == {
+        "count": "many",
+        "unknown": (1,),
+        "customer": Customer(name="Ada"),
+    }
+    for bad, code in [({"input": 1}, "invalid_node_result"), ({"x": object()}, "unserializable_value")]:
+        with pytest.raises(HayataError) as caught:
+            STATE.encode_branch(bad)
+        assert caught.value.code == code

@@ -12,6 +12,7 @@ import time
 
 import msgspec
 
+from hayata.messages import ErrorInfo
 from hayata_supervisor.process import clock
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -34,20 +35,23 @@ class Stderr:
             record = {"timestamp": timestamp(clock.wall()), "level": level, "event": event, **fields}
             line = msgspec.json.encode(record).decode()
         else:
-            line = f"{timestamp(clock.wall())} [{level:<7}] {event}"
+            line = f"{timestamp(clock.wall())} [{level:<9}] {event}"
             line += "".join(f" {key}={value}" for key, value in fields.items())
             line = line.replace("\n", "\\n")
         self._write(line + "\n", patience_s=0.0)
 
-    def fatal(self, code: str, message: str, *, hint: str = "", traceback: str = "") -> None:
+    def fatal(self, error: ErrorInfo) -> None:
         """Say why the runtime ends; for a person in several lines, and with more patience than `log`."""
+        traceback = _traceback(error)
         if self._json:
-            fields = {"code": code, "message": message, "hint": hint, "traceback": traceback}
+            fields = {"code": error.code, "message": error.message, "hint": error.hint, "traceback": traceback}
             record = {"timestamp": timestamp(clock.wall()), "level": "error", "event": "fatal"}
-            text = msgspec.json.encode(record | {key: value for key, value in fields.items() if value}).decode()
+            record |= {name: value for name, value in fields.items() if value}
+            text = msgspec.json.encode(record).decode()
         else:
             text = f"{traceback.rstrip()}\n" if traceback else ""
-            text += f"hayata-supervisor: {code}: {message}" + (f"\n  hint: {hint}" if hint else "")
+            text += f"hayata-supervisor: {error.code}: {error.message}"
+            text += f"\n  hint: {error.hint}" if error.hint else ""
         self._write(text + "\n", patience_s=1.0)
 
     def _write(self, text: str, *, patience_s: float) -> None:
@@ -62,6 +66,15 @@ class Stderr:
                 data = data[os.write(self._fd, data[:_PIECE_BYTES]) :]
             except OSError:
                 return  # stderr is gone, and there is nobody left to tell
+
+
+def _traceback(error: ErrorInfo) -> str:
+    try:
+        details = msgspec.msgpack.decode(error.details, ext_hook=lambda code, data: None)
+    except msgspec.DecodeError:
+        return ""
+    found = details.get("traceback", "") if isinstance(details, dict) else ""
+    return found if isinstance(found, str) else ""
 
 
 def timestamp(wall_s: float) -> str:

@@ -129,7 +129,7 @@ def end_orphan(lock_path: str, prefix: str, *, patience_s: float, timeout_s: flo
         try:
             if pid and locks.holder(lock_path) != pid:
                 continue
-            if not pid or not bears_cookie(pid, prefix) and not is_dead(pidfd):
+            if not pid or (not bears_cookie(pid, prefix) and not is_dead(pidfd)):
                 raise error_for(
                     "data_dir_in_use",
                     f"process {pid or 'in another container'} has {lock_path} locked, and is no supervisor of ours",

@@ -1,0 +1,150 @@
+"""Executions: marked tasks whose end has not been confirmed, their slots, and their start notes' cells.
+
+An execution that was handed out keeps its slot until its end is confirmed by a report, wanted or not: a node never
+runs more than its concurrency, and a new attempt never overlaps the old one. One that is marked and was not handed out
+yet has provably not begun, and is dropped without a trace when it isn't wanted any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from hayata.ids import execution_id
+from hayata.messages import ErrorInfo, NodeManifest, RunTask
+from hayata_supervisor.core.cells import Cells
+from hayata_supervisor.core.invocation import Invocation, Task
+from hayata_supervisor.core.slots import Claim, Slots
+
+
+class Execution(msgspec.Struct):
+    """One of them.
+
+    ``task``: what to hand out, until that has happened at ``handed_at`` (monotonic seconds).
+    """
+
+    invocation: bytes
+    step: int
+    attempt: int
+    node: str
+    cell: int
+    task: RunTask | None
+    handed_at: float = 0.0
+
+
+class Executions:
+    """See the module."""
+
+    def __init__(self, nodes: Iterable[NodeManifest], cells: Cells) -> None:
+        self.slots = {node.name: Slots(node) for node in nodes}
+        self._cells = cells
+        self._marked: dict[str, Execution] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether executions were handed out whose end is not confirmed."""
+        return any(slots.active for slots in self.slots.values())
+
+    def take_nodes(self, nodes: Iterable[NodeManifest], gone: ErrorInfo) -> None:
+        """Go on with other definitions; what is in use stays counted."""
+        known = {node.name: node for node in nodes}
+        for name, node in known.items():
+            if name in self.slots:
+                self.slots[name].manifest = node
+            else:
+                self.slots[name] = Slots(node)
+        for name, slots in self.slots.items():
+            if name not in known:
+                slots.unavailable = gone
+
+    def new_cell(self) -> int:
+        """A cell for a task that is being marked."""
+        return self._cells.take()
+
+    def free_cell(self, cell: int) -> None:
+        """Nobody will ask what this cell's note says."""
+        self._cells.release(cell)
+
+    def add(self, invocation: Invocation, task: Task) -> str:
+        """Remember a task that was just marked; returns its execution id."""
+        name = execution_id(invocation.id, task.step, task.attempt)
+        run = RunTask(
+            execution_id=name,
+            timeout_s=self.slots[task.node].manifest.execution_timeout_s,
+            invocation_id=invocation.name,
+            attempt=task.attempt,
+            idempotency_key=f"{invocation.id.hex()}.{task.step}",
+            session=None if invocation.own_session else invocation.session,
+            stream=invocation.stream,
+            state=invocation.state,
+            input=invocation.node_input,
+            cell=task.cell,
+        )
+        self._marked[name] = Execution(invocation.id, task.step, task.attempt, task.node, task.cell, run)
+        return name
+
+    def get(self, name: str) -> Execution | None:
+        """The execution, if its end has not been confirmed."""
+        return self._marked.get(name)
+
+    def is_ready(self, name: str) -> Slots | None:
+        """Its mark is durable; returns its node's slots, None when it was dropped meanwhile."""
+        execution = self._marked.get(name)
+        if execution is None:
+            return None
+        slots = self.slots[execution.node]
+        slots.ready.append(name)
+        return slots
+
+    def hand_out(self, slots: Slots, mono_s: float) -> Iterator[RunTask]:
+        """Take what is ready and has a slot."""
+        while slots.ready:
+            execution = self._marked.get(slots.ready[0])
+            if execution is not None:
+                if not slots.hand_out():
+                    return
+                task, execution.task, execution.handed_at = execution.task, None, mono_s
+                assert task is not None
+                yield task
+            slots.ready.popleft()
+
+    def end(self, name: str, mono_s: float) -> Execution | None:
+        """The end of an execution that was handed out is confirmed."""
+        execution = self._marked.get(name)
+        if execution is None or execution.task is not None:
+            return None
+        del self._marked[name]
+        self.slots[execution.node].took(mono_s - execution.handed_at)
+        self._cells.release(execution.cell)
+        return execution
+
+    def running(self, invocation: Invocation) -> list[str]:
+        """Ids of the invocation's executions that were handed out; those that were not are dropped."""
+        found = []
+        for task in invocation.tasks:
+            if task.status == "running":
+                name = invocation.execution(task)
+                execution = self._marked.get(name)
+                if execution is not None and execution.task is not None:
+                    self.drop(name)
+                elif execution is not None:
+                    found.append(name)
+        return found
+
+    def drop(self, name: str) -> None:
+        """Forget an execution that was not handed out: it never began."""
+        execution = self._marked.pop(name)
+        self._cells.release(execution.cell)
+        self.slots[execution.node].unmark()
+
+    def give_up(self, slots: Slots, error: ErrorInfo) -> tuple[list[Execution], list[Claim]]:
+        """The node is unavailable: take back what it was not handed, and what waits for it."""
+        slots.unavailable = error
+        names, slots.ready = list(slots.ready), type(slots.ready)()
+        dropped = [self._marked[name] for name in names if name in self._marked]
+        for name in names:
+            if name in self._marked:
+                self.drop(name)
+        waiting, slots.waiting = list(slots.waiting), type(slots.waiting)()
+        return dropped, waiting

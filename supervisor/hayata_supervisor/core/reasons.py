@@ -1,0 +1,78 @@
+"""The errors that the coordinator itself gives: what is refused, and why."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hayata.messages import AgentManifest, DecidedNext, ErrorInfo
+from hayata_supervisor.core.invocation import Invocation
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Refusal(Exception):
+    """A request that can't be granted; nothing has changed."""
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def session_held(holder: Invocation, *, rests: bool) -> ErrorInfo:
+    """Another invocation has the session."""
+    details = msgspec.Raw(_encode({"session": holder.session, "invocation_id": holder.name}))
+    if rests:
+        return ErrorInfo(
+            "recovery_required",
+            f"session {holder.session!r} is held by {holder.name}, which waits for a person",
+            "recover or reconcile it, or run with on_busy='queue'",
+            details,
+        )
+    return ErrorInfo(
+        "session_busy",
+        f"session {holder.session!r} is held by {holder.name}",
+        "wait for it, use another session, or run with on_busy='queue'",
+        details,
+    )
+
+
+def restarted(manifest: AgentManifest) -> ErrorInfo:
+    """The agent resumes by hand."""
+    return ErrorInfo("recovery_required", "the supervisor was restarted", f"hayata recover {manifest.id}")
+
+
+def definition_changed(invocation: Invocation, manifest: AgentManifest) -> ErrorInfo:
+    """The invocation belongs to another version."""
+    return ErrorInfo(
+        "definition_changed",
+        f"it was started by version {invocation.version!r} of {manifest.id}, this is {manifest.version!r}",
+        f"hayata recover {manifest.id} --changed continue|restart|drop",
+    )
+
+
+def unknown_node(manifest: AgentManifest, node: str) -> ErrorInfo:
+    """A task's node is gone from the definition."""
+    return ErrorInfo("unknown_node", f"{manifest.id} has no node {node!r} any more")
+
+
+def timed_out(manifest: AgentManifest) -> ErrorInfo:
+    """The invocation took too long."""
+    return ErrorInfo("invocation_timeout", f"it took longer than {manifest.invocation_timeout_s} s")
+
+
+def bad_decision(invocation: Invocation, decision: DecidedNext, manifest: AgentManifest) -> ErrorInfo | None:
+    """What is wrong with a decision, if anything is; the agent worker has checked it, and is not trusted."""
+    known = {node.name for node in manifest.nodes}
+    for node in decision.nodes:
+        if node not in known:
+            return ErrorInfo("unknown_node", f"the policy chose {node!r}, which is no node of {manifest.id}")
+    if not decision.nodes or len(set(decision.nodes)) != len(decision.nodes):
+        return ErrorInfo("invalid_policy_decision", "Next needs one node or more, each once")
+    if invocation.step + len(decision.nodes) > manifest.max_steps:
+        return ErrorInfo(
+            "max_steps_exceeded",
+            f"{invocation.step} executions were scheduled, and {len(decision.nodes)} more are over "
+            f"the {manifest.max_steps} that are allowed",
+            "raise max_steps, or have the policy finish",
+        )
+    return None
