@@ -93,8 +93,8 @@ def connect(path: str, *, timeout_s: float | None = None) -> socket.socket:
 
     Args:
         path: Path of the daemon's socket.
-        timeout_s: Seconds to wait while the daemon's queue of new connections is full: 0 for not at all, None for
-            as long as it takes. It stays the socket's timeout.
+        timeout_s: Seconds to wait while the daemon's queue of new connections is full: 0 for not at all, None
+            for as long as it takes. It stays the socket's timeout.
 
     Raises:
         HayataError: ``invalid_options``, see `reachable`.
@@ -107,8 +107,8 @@ def connect(path: str, *, timeout_s: float | None = None) -> socket.socket:
         if timeout_s == 0:
             sock.setblocking(False)
         elif timeout_s is not None:
-            # Not settimeout: a non-blocking connect to a full queue fails at once, and nothing says when to try
-            # again. Linux waits this long in a blocking one.
+            # Not settimeout: a non-blocking connect to a full queue fails at once, and nothing says when to
+            # try again. Linux waits this long in a blocking one.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         with reachable(path) as short:
             sock.connect(short)

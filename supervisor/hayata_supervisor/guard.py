@@ -1,12 +1,13 @@
-"""The guard: parent of everything, the pid that the service manager sees, and small enough to be trusted with it.
+"""The guard: parent of everything, the pid that the service manager sees, and small enough to be trusted with
+it.
 
-It holds the data directory's lock and the listening socket for life, hears the signals, restarts a supervisor that
-died or hangs after killing all that it left behind, and knows when to give up. It runs no user code, opens no store
-and has one thread. It works as process 1 of a container: its handlers are its first act, and it reaps whatever is
-handed to it.
+It holds the data directory's lock and the listening socket for life, hears the signals, restarts a supervisor
+that died or hangs after killing all that it left behind, and knows when to give up. It runs no user code,
+opens no store and has one thread. It works as process 1 of a container: its handlers are its first act, and
+it reaps whatever is handed to it.
 
-    claim the data directory → end an orphaned supervisor → sweep → listen → (start a supervisor → its death → kill
-    all descendants → back off)* → exit
+    claim the data directory → end an orphaned supervisor → sweep → listen → (start a supervisor → its death →
+    kill all descendants → back off)* → exit
 
 Source: s6-supervise (one small program for one supervised process, exit codes with a meaning, a death tally).
 """

@@ -1,10 +1,12 @@
 """The supervisor's log: callers hand lines over and go on; one thread renders and writes them.
 
-Nothing here ever holds up the loop. The queue is bounded: when stderr is slower than what is said, or gone, lines are
-dropped and counted, and the count is logged when there is room again. Every line of the log is one line.
+Nothing here ever holds up the loop. The queue is bounded: when stderr is slower than what is said, or gone,
+lines are dropped and counted, and the count is logged when there is room again. Every line of the log is one
+line.
 
-The formats: ``json`` and ``console`` (structlog renders), and ``plain`` for a runtime embedded in a script, where what
-user code wrote appears as it wrote it, on the stream it wrote it to, beside our own lines from ``log_level`` on.
+The formats: ``json`` and ``console`` (structlog renders), and ``plain`` for a runtime embedded in a script,
+where what user code wrote appears as it wrote it, on the stream it wrote it to, beside our own lines from
+``log_level`` on.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ Render = Callable[[dict[str, Any]], str]
 
 
 class _Entry(NamedTuple):
-    """Something to be written. ``output`` is set for lines of user code, with ``fields`` of where they come from."""
+    """Something to be written. ``output`` is set for lines of user code, with ``fields`` of where they come
+    from.
+    """
 
     wall_s: float
     level: str
@@ -100,8 +104,15 @@ class LogThread:
         self._say("error", event, fields)
 
     def output(self, output: Output, *, agent: str, node: str) -> None:
-        """Lines that user code wrote in a worker; those that begin with U+001E are records of its ``logging``."""
-        fields = {"agent_id": agent, "node_id": node, "edge_id": output.edge, "execution_id": output.execution_id}
+        """Lines that user code wrote in a worker; those that begin with U+001E are records of its
+        ``logging``.
+        """
+        fields = {
+            "agent_id": agent,
+            "node_id": node,
+            "edge_id": output.edge,
+            "execution_id": output.execution_id,
+        }
         fields = {name: value for name, value in fields.items() if value}
         size = sum(map(len, output.lines)) + _ENTRY_BYTES * max(1, len(output.lines))
         self._put(_Entry(clock.wall(), "info", "", fields, output, size), max(1, len(output.lines)))
@@ -115,7 +126,11 @@ class LogThread:
 
     def _say(self, level: str, event: str, fields: dict[str, Any]) -> None:
         if LEVELS[level] >= self._least:
-            size = len(event) + _ENTRY_BYTES + sum(len(value) for value in fields.values() if isinstance(value, str))
+            size = (
+                len(event)
+                + _ENTRY_BYTES
+                + sum(len(value) for value in fields.values() if isinstance(value, str))
+            )
             self._put(_Entry(clock.wall(), level, event, fields, None, size), 1)
 
     def _put(self, entry: _Entry, lines: int) -> None:
@@ -225,7 +240,9 @@ def _renderer(log_format: str, fd: int) -> Render:
     from structlog.dev import ConsoleRenderer, plain_traceback
 
     colors = os.isatty(fd) and not os.environ.get("NO_COLOR")
-    to_line = ConsoleRenderer(colors=colors, sort_keys=False, pad_event_to=0, exception_formatter=plain_traceback)
+    to_line = ConsoleRenderer(
+        colors=colors, sort_keys=False, pad_event_to=0, exception_formatter=plain_traceback
+    )
     return lambda record: _as_text(to_line(None, "", _for_console(record)))
 
 
@@ -260,7 +277,11 @@ def _as_text(rendered: str | bytes) -> str:
     return rendered if isinstance(rendered, str) else rendered.decode()
 
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))} | {10: "\\n", 13: "\\r", 9: "\t"}
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))} | {
+    10: "\\n",
+    13: "\\r",
+    9: "\t",
+}
 _QUOTED = frozenset(" =\"'")
 
 
@@ -274,7 +295,11 @@ def _parse(line: str) -> dict[str, Any] | None:
         record = msgspec.json.decode(line[len(MARK) :])
     except (msgspec.DecodeError, ValueError):
         return None
-    if not isinstance(record, dict) or record.get("level") not in LEVELS or not isinstance(record.get("event"), str):
+    if (
+        not isinstance(record, dict)
+        or record.get("level") not in LEVELS
+        or not isinstance(record.get("event"), str)
+    ):
         return None
     record.pop("timestamp", None)
     return record

@@ -34,7 +34,10 @@ def check_platform(system: str, release: str, python: tuple[int, ...], *, pidfds
     """
     version = tuple(map(int, re.findall(r"\d+", release)[:2]))
     if system != "linux":
-        problem, hint = f"it needs Linux, and this is {system}", "hayata.start(agent, inline=True) runs anywhere"
+        problem, hint = (
+            f"it needs Linux, and this is {system}",
+            "hayata.start(agent, inline=True) runs anywhere",
+        )
     elif python < _LEAST_PYTHON:
         problem = f"it needs Python 3.11 or later, and this is {'.'.join(map(str, python[:3]))}"
         hint = "install it into a newer Python"
@@ -78,12 +81,13 @@ def _version() -> str:
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @click.version_option(_version(), prog_name="hayata-supervisor")
 def command(app: tuple[str, ...], config: str | None, **options: str | None) -> None:
-    """Run the agents of each APP, in the foreground, until SIGTERM.
+    r"""Run the agents of each APP, in the foreground, until SIGTERM.
 
     APP is path.py, path.py:attr or module:attr: an Agent, a list of them, or a function that returns one.
 
-    Settings come from hayata.toml, then from HAYATA_* in the environment (HAYATA_DRAIN_TIMEOUT=60), then from here.
-    The socket is $HAYATA_SOCKET, else $XDG_RUNTIME_DIR/hayata/hayata.sock, else /tmp/hayata-UID/hayata.sock.
+    Settings come from hayata.toml, then from HAYATA_* in the environment (HAYATA_DRAIN_TIMEOUT=60), then from
+    here. The socket is $HAYATA_SOCKET, else $XDG_RUNTIME_DIR/hayata/hayata.sock, else
+    /tmp/hayata-UID/hayata.sock.
 
     \b
     Exit codes: 0 stopped, 2 usage or an app that can't be imported, 5 refused (in use, no permission),
@@ -100,6 +104,7 @@ def command(app: tuple[str, ...], config: str | None, **options: str | None) -> 
         click.echo(f"hayata-supervisor: {name} in the environment is no setting, ignored", err=True)
     from hayata import messages
     from hayata.memfd import sealed_memfd
+
     launch_fd = sealed_memfd("hayata-launch", messages.encode(launch))
     os.set_inheritable(launch_fd, True)
     become = module_command("hayata_supervisor.guard", ["--launch-fd", str(launch_fd)])
@@ -112,7 +117,9 @@ def main() -> NoReturn:
         check_platform(sys.platform, platform.release(), sys.version_info[:3], pidfds=_has_pidfds())
         open_missing_standard_streams()
         # Until the guard's handlers stand: as process 1 a signal without a handler would be lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+        )
         sys.exit(command.main(prog_name="hayata-supervisor", standalone_mode=False) or 0)
     except click.ClickException as error:
         hint = "hayata-supervisor --help shows what there is"

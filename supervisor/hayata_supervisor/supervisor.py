@@ -78,6 +78,7 @@ class Supervisor:
         self._apps_left = max(1, len(launch.apps))
         self._app_errors: list[ErrorInfo] = []
         self._drain_deadline: float | None = None
+        self._drain_s = 0.0
         self._tree_stopping = False
         self._exit_code = 0
         store = open_store(Path(launch.data_dir))
@@ -201,8 +202,9 @@ class Supervisor:
         due = clock.monotonic() + drain_s
         if self._drain_deadline is not None:
             self._drain_deadline = min(self._drain_deadline, due)
+            self._drain_s = min(self._drain_s, drain_s)
             return
-        self._drain_deadline = due
+        self._drain_deadline, self._drain_s = due, drain_s
         self._engine.drain()
         self._log.info("draining", drain_s=drain_s)
         self._look_at_drain()
@@ -213,7 +215,8 @@ class Supervisor:
             self._reactor.call_later(_LOOK_S, self._look_at_drain)
         elif not self._tree_stopping:
             self._tree_stopping = True
-            self._tree.stop(True, self._tree_stopped)
+            # Without a drain, what runs isn't given its node's ``shutdown`` either: at once means at once.
+            self._tree.stop(self._engine.idle or self._drain_s > 0, self._tree_stopped)
 
     def _tree_stopped(self) -> None:
         """Nothing runs any more; what is being written is written."""

@@ -1,7 +1,9 @@
-"""``logging`` in a worker: each record becomes one line of JSON on stderr, where the supervisor's log finds it.
+"""``logging`` in a worker: each record becomes one line of JSON on stderr, where the supervisor's log finds
+it.
 
-A line begins with `MARK`, which nobody types, and holds ``level``, ``logger``, ``event``, the ids of the task that
-logged it, the record's own fields, and ``exception`` as text. The app's levels decide what is logged, as ever.
+A line begins with `MARK`, which nobody types, and holds ``level``, ``logger``, ``event``, the ids of the task
+that logged it, the record's own fields, and ``exception`` as text. The app's levels decide what is logged, as
+ever.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ LINE_BYTES = 64 * 1024 - 1
 """Longest line, its end not counted: a longer one would be cut by whoever reads the pipe."""
 
 current_task: ContextVar[Mapping[str, Any] | None] = ContextVar("hayata_current_task", default=None)
-"""Ids of the task that runs in this context (invocation_id, execution_id, attempt); set by the edge worker."""
+"""Ids of the task that runs in this context (invocation_id, execution_id, attempt); set by the edge worker.
+"""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "hayata_fields"}
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
@@ -36,12 +39,15 @@ class WorkerLogHandler(logging.Handler):
     """Writes records to a descriptor, each in one write.
 
     Args:
-        fd: The worker's stderr. The descriptor and not `sys.stderr`: an app may have put anything in its place.
+        fd: The worker's stderr. The descriptor and not `sys.stderr`: an app may have put anything in its
+            place.
         level: As of any handler.
         ids: Fields of every record: who this worker is.
     """
 
-    def __init__(self, fd: int = 2, level: int = logging.NOTSET, ids: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, fd: int = 2, level: int = logging.NOTSET, ids: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(level)
         self._fd = fd
         self._ids = dict(ids or {})
@@ -61,8 +67,8 @@ class WorkerLogHandler(logging.Handler):
 def install(agent_id: str, node_id: str | None = None, *, fd: int = 2) -> WorkerLogHandler:
     """Put the handler on the root logger, in the place of handlers that write to the standard streams.
 
-    Those (of ``logging.basicConfig`` in the app, for example) would say everything a second time, without ids. Files
-    and what else the app logs to are left alone, and so are its levels.
+    Those (of ``logging.basicConfig`` in the app, for example) would say everything a second time, without
+    ids. Files and what else the app logs to are left alone, and so are its levels.
     """
     root = logging.getLogger()
     replaced = [handler for handler in root.handlers if _writes_to_standard_stream(handler)]
@@ -85,7 +91,9 @@ def _writes_to_standard_stream(handler: logging.Handler) -> bool:
 
 def _line(record: logging.LogRecord, ids: Mapping[str, str]) -> bytes:
     fields: dict[str, Any] = {
-        name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD and not name.startswith("_")
     }
     fields.update(vars(record).get("hayata_fields") or {})
     fields.update(ids)

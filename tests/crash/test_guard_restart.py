@@ -92,7 +92,9 @@ def test_five_deaths_in_a_minute_end_the_guard_with_70(rig):
         assert rig.marked() == []
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [("agent_start_failed", 2), ("data_dir_in_use", 5), ("store_corrupt", 65)])
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [("agent_start_failed", 2), ("data_dir_in_use", 5), ("store_corrupt", 65)]
+)
 def test_fatal_error_is_printed_with_its_traceback_and_not_retried(rig, code, exit_code):
     guard = rig.start(rig.launch(f"fatal {code} {exit_code}"))
     assert guard.wait(20) == exit_code

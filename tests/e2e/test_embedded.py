@@ -83,6 +83,23 @@ def run_python(mark: str, tmp_path: Path, *arguments: str) -> subprocess.Complet
     )
 
 
+@contextlib.contextmanager
+def owning(mark: str, tmp_path: Path, path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a script that embeds a runtime, and that a test ends."""
+    with subprocess.Popen(
+        [sys.executable, str(path)],
+        env=environment(mark, DATA_DIR=str(tmp_path / "data")),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        try:
+            yield owner
+        finally:
+            owner.kill()
+
+
 HELLO = """
 import os
 import sys
@@ -395,22 +412,19 @@ def test_killed_owner_takes_the_runtime_along(tmp_path: Path, mark: str, number:
         + """
 import threading, time
 if __name__ == "__main__":
-    thread = threading.Thread(target=lambda: hayata.start(agent, data_dir=os.environ["DATA_DIR"]))
+    kept = []
+    start = lambda: kept.append(hayata.start(agent, data_dir=os.environ["DATA_DIR"]))
+    thread = threading.Thread(target=start)
     thread.start()
     thread.join()
     print("ready", flush=True)
     time.sleep(60)
 """,
     )
-    with subprocess.Popen(
-        [sys.executable, str(path)],
-        env=environment(mark, DATA_DIR=str(tmp_path / "data")),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as owner:
+    with owning(mark, tmp_path, path) as owner:
         assert owner.stdout is not None
         assert select.select([owner.stdout], [], [], DEADLINE_S)[0]
-        assert owner.stdout.readline() == b"ready\n"
+        assert owner.stdout.readline() == "ready\n"
         assert len(marked(mark)) >= 4
         owner.send_signal(number)
         owner.wait(DEADLINE_S)
@@ -434,14 +448,7 @@ def test_interrupt_during_the_drain_ends_it(tmp_path: Path, mark: str) -> None:
             runtime.close(30)
         """,
     )
-    with subprocess.Popen(
-        [sys.executable, str(path)],
-        env=environment(mark, DATA_DIR=str(tmp_path / "data")),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as owner:
+    with owning(mark, tmp_path, path) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "running\n"
         await_file(started)

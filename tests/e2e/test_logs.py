@@ -75,7 +75,9 @@ def test_user_lines_carry_the_ids_of_what_wrote_them(pipes):
     assert careful["invocation_id"] == "i"
 
 
-@pytest.mark.parametrize("line", ["\x1e", "\x1e{", "\x1e[1]", '\x1e{"level":"loud","event":"x"}', '\x1e{"level":"info"}'])
+@pytest.mark.parametrize(
+    "line", ["\x1e", "\x1e{", "\x1e[1]", '\x1e{"level":"loud","event":"x"}', '\x1e{"level":"info"}']
+)
 def test_line_that_only_looks_like_a_record_is_a_line(pipes, line):
     log = LogThread("json", "info", stderr=pipes[1])
     log.output(Output("e1", None, "stderr", [line]), agent="a", node="n")
@@ -89,7 +91,9 @@ def test_console_lines_are_single_and_can_not_move_the_cursor(pipes):
     log = LogThread("console", "info", stderr=pipes[1])
     hostile = "\x1b[2J\x9b1mboo\r\n\x07"
     log.info("started", text=hostile, odd=[hostile])
-    log.output(Output("e1", "x.1", "stdout", [hostile, _record(hostile, exception="one\ntwo")]), agent="a", node="n")
+    log.output(
+        Output("e1", "x.1", "stdout", [hostile, _record(hostile, exception="one\ntwo")]), agent="a", node="n"
+    )
     log.close()
     lines = _lines(*pipes)
     assert len(lines) == 3

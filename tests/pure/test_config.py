@@ -66,7 +66,13 @@ def test_all_problems_are_reported_at_once_each_with_its_place(monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    ["drain_timeout = -1", "drain_timeout = nan", "policy_timeout = inf", "start_timeout = 0", "frame_cap_bytes = 10"],
+    [
+        "drain_timeout = -1",
+        "drain_timeout = nan",
+        "policy_timeout = inf",
+        "start_timeout = 0",
+        "frame_cap_bytes = 10",
+    ],
 )
 def test_values_that_make_no_sense_are_refused(text):
     _file(text)
@@ -176,5 +182,11 @@ def test_app_may_be_any_file_that_exists(tmp_path):
 
 
 def test_variables_that_set_nothing_are_named():
-    environ = {"HAYATA_DRAIN_TIMOUT": "1", "HAYATA_DATA_DIR": "x", "HAYATA_INSTANCE": "1-2", "PATH": "", "HAYATA": ""}
+    environ = {
+        "HAYATA_DRAIN_TIMOUT": "1",
+        "HAYATA_DATA_DIR": "x",
+        "HAYATA_INSTANCE": "1-2",
+        "PATH": "",
+        "HAYATA": "",
+    }
     assert config.unknown_variables(environ) == ["HAYATA_DRAIN_TIMOUT"]

@@ -1,7 +1,9 @@
-"""Stands where the supervisor stands. It says what it sees on the rig's socket, and does what its clients ask.
+"""Stands where the supervisor stands. It says what it sees on the rig's socket, and does what its clients
+ask.
 
 The launch's first app says how it behaves: words of ``serve`` (beat, take commands), ``mute`` (never beat),
-``stubborn`` (ignore a stop and the guard's death), ``exit N``, ``fatal CODE N``, ``child`` (leave descendants).
+``stubborn`` (ignore a stop and the guard's death), ``exit N``, ``fatal CODE N``, ``child`` (leave
+descendants).
 """
 
 import contextlib
@@ -81,7 +83,9 @@ class FakeSupervisor:
             case ["exit", code]:
                 os._exit(int(code))
             case ["fatal", code, exit_code]:
-                details = messages.msgspec.Raw(messages.msgspec.msgpack.encode({"traceback": "Traceback: here"}))
+                details = messages.msgspec.Raw(
+                    messages.msgspec.msgpack.encode({"traceback": "Traceback: here"})
+                )
                 self.tell(Fatal(ErrorInfo(code, "it can't be", "a hint", details), int(exit_code)))
                 os._exit(int(exit_code))
             case ["serving"]:

@@ -21,7 +21,8 @@ class Claim(NamedTuple):
     Attributes:
         lock: The data directory's.
         listener: Where clients connect.
-        environ: For every process below: ours, and the cookie by which the next start finds what is left of them.
+        environ: For every process below: ours, and the cookie by which the next start finds what is left of
+            them.
     """
 
     lock: FileLock

@@ -18,8 +18,8 @@ def claim(path: str) -> locks.FileLock:
     Nothing in it is changed unless the lock is won; the lock file's content never matters.
 
     Raises:
-        HayataError: ``data_dir_in_use``: a living daemon has it. ``permission_denied``: it is another user's, or it
-            can't be written. ``invalid_options``: it can't be a directory.
+        HayataError: ``data_dir_in_use``: a living daemon has it. ``permission_denied``: it is another user's,
+            or it can't be written. ``invalid_options``: it can't be a directory.
     """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)

@@ -15,8 +15,8 @@ from hayata_supervisor.process.reactor import Reactor
 class Embedder:
     """Calls ``stop`` with seconds to drain and a reason: when the process says so, leaves, or dies.
 
-    It may call at once: a parent that died before we could watch it, and whose number may be another's by now, is
-    found out by `os.getppid`. For a daemon, which nobody embeds, nothing is ever called.
+    It may call at once: a parent that died before we could watch it, and whose number may be another's by
+    now, is found out by `os.getppid`. For a daemon, which nobody embeds, nothing is ever called.
     """
 
     def __init__(self, reactor: Reactor, launch: Launch, stop: Callable[[float, str], None]) -> None:

@@ -1,7 +1,8 @@
-"""The listening socket of the daemon: made safely, never taken from another daemon, and removed only when it is ours.
+"""The listening socket of the daemon: made safely, never taken from another daemon, and removed only when it
+is ours.
 
-A lock file beside the socket, held for life, serialises all daemons that want the same path. What the lock can't
-tell, a connection does: whoever answers on the socket keeps it.
+A lock file beside the socket, held for life, serialises all daemons that want the same path. What the lock
+can't tell, a connection does: whoever answers on the socket keeps it.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ def _remove_stale(path: str) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise error_for(
-            "invalid_options", f"{path} exists and is not a socket", details={"path": path}, hint="choose another"
+            "invalid_options",
+            f"{path} exists and is not a socket",
+            details={"path": path},
+            hint="choose another",
         )
     try:
         connect(path, timeout_s=1.0).close()
@@ -148,7 +152,9 @@ def _in_use(path: str) -> HayataError:
 
 
 def _refused(path: str, error: OSError) -> HayataError:
-    code = "permission_denied" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "invalid_options"
+    code = (
+        "permission_denied" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "invalid_options"
+    )
     return error_for(
         code,
         f"can't listen on {path}: {error.strerror}",

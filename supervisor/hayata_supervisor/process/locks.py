@@ -1,8 +1,8 @@
 """Lock files: who holds one is the lock's owner, whatever the file says or says not.
 
-The locks are POSIX record locks (``fcntl.lockf``): they are not inherited by a fork, so an orphan can't hold its dead
-parent's, and the kernel can name the holder. Their trap is that closing *any* descriptor of the file in the owning
-process gives the lock back: open each lock file once.
+The locks are POSIX record locks (``fcntl.lockf``): they are not inherited by a fork, so an orphan can't hold
+its dead parent's, and the kernel can name the holder. Their trap is that closing *any* descriptor of the file
+in the owning process gives the lock back: open each lock file once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class FileLock:
 
 
 def take(path: str) -> FileLock | None:
-    """Take the lock on ``path``, which is created with mode 0600 when missing; None when another process has it.
+    """Take the lock on ``path``, which is created with mode 0600 when missing; None when another process has
+    it.
 
     Raises:
         OSError: The file can't be opened or locked.
@@ -60,7 +61,8 @@ def take(path: str) -> FileLock | None:
 
 
 def holder(path: str) -> int | None:
-    """The pid that holds the lock on ``path``; None when it is free or missing, 0 when the holder can't be named.
+    """The pid that holds the lock on ``path``; None when it is free or missing, 0 when the holder can't be
+    named.
 
     Must not be used by the process that holds it: closing the file would give the lock back.
     """

@@ -21,7 +21,8 @@ class Packets:
     Args:
         reactor: Where the socket is watched.
         sock: One end of an AF_UNIX SOCK_SEQPACKET pair.
-        kind: Union of the messages that may come; others are dropped, since both ends are ours and of one version.
+        kind: Union of the messages that may come; others are dropped, since both ends are ours and of one
+            version.
         received: Called with each message.
         closed: Called once when the other end is closed. That says nothing about the life of a process.
     """

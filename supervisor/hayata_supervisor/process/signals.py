@@ -1,7 +1,8 @@
 """Signals as something a loop can wait for.
 
-A Python handler runs only between bytecodes, so a loop that sleeps in the kernel needs the C handler's wake-up
-descriptor as well. The descriptor only wakes; which signals came is kept by the handler, so a full pipe loses none.
+A Python handler runs only between bytecodes, so a loop that sleeps in the kernel needs the C handler's
+wake-up descriptor as well. The descriptor only wakes; which signals came is kept by the handler, so a full
+pipe loses none.
 """
 
 from __future__ import annotations

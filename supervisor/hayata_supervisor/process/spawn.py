@@ -1,7 +1,7 @@
 """Starting a fresh Python on one of our modules: exec, never fork alone, so that threads do no harm.
 
-It is `os.posix_spawn` and not `subprocess`, because the caller reaps everything itself, and because what would
-otherwise be a fork of a large process is a vfork.
+It is `os.posix_spawn` and not `subprocess`, because the caller reaps everything itself, and because what
+would otherwise be a fork of a large process is a vfork.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 _DEFAULT_AGAIN = [
     getattr(signal, name)
-    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGCHLD", "SIGXFSZ")
+    for name in (
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGTERM",
+        "SIGUSR1",
+        "SIGUSR2",
+        "SIGPIPE",
+        "SIGCHLD",
+        "SIGXFSZ",
+    )
     if hasattr(signal, name)
 ]
 
@@ -36,8 +46,8 @@ def spawn_module(
 ) -> int:
     """Start ``python -m module arguments`` as our child, in a session of its own.
 
-    Its signals are as in a fresh process, stdin is empty, stdout and stderr are ours. Call it from the main thread
-    when the child asks to die with its parent, for that promise follows the thread.
+    Its signals are as in a fresh process, stdin is empty, stdout and stderr are ours. Call it from the main
+    thread when the child asks to die with its parent, for that promise follows the thread.
 
     Args:
         module: Dotted name.

@@ -1,7 +1,7 @@
 """Log lines of the guard: few, small, and never in its way.
 
-The supervisor's log (`hayata_supervisor.logs`) has a thread for this; the guard has none. It asks before each write
-whether stderr takes it, and leaves the line out when it does not.
+The supervisor's log (`hayata_supervisor.logs`) has a thread for this; the guard has none. It asks before each
+write whether stderr takes it, and leaves the line out when it does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class Stderr:
         """Say why the runtime ends; for a person in several lines, and with more patience than `log`."""
         traceback = _traceback(error)
         if self._json:
-            fields = {"code": error.code, "message": error.message, "hint": error.hint, "traceback": traceback}
+            fields = {
+                "code": error.code,
+                "message": error.message,
+                "hint": error.hint,
+                "traceback": traceback,
+            }
             record = {"timestamp": timestamp(clock.wall()), "level": "error", "event": "fatal"}
             record |= {name: value for name, value in fields.items() if value}
             text = msgspec.json.encode(record).decode()

@@ -1,9 +1,10 @@
-"""Nothing of a dead incarnation may live: finding its processes, killing them, and waiting until they are dead.
+"""Nothing of a dead incarnation may live: finding its processes, killing them, and waiting until they are
+dead.
 
-Two ways, each for what the other misses. Descendants: what our children leave behind becomes our child, since we are
-a subreaper. The cookie: after the death of guard and supervisor together their processes belong to somebody else, but
-carry `COOKIE` in the environment they were started with. A process that overwrote its environment is missed by the
-second; PDEATHSIG has killed it long ago unless it was a task's own subprocess.
+Two ways, each for what the other misses. Descendants: what our children leave behind becomes our child, since
+we are a subreaper. The cookie: after the death of guard and supervisor together their processes belong to
+somebody else, but carry `COOKIE` in the environment they were started with. A process that overwrote its
+environment is missed by the second; PDEATHSIG has killed it long ago unless it was a task's own subprocess.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ def cookie_prefix(identity: tuple[int, int]) -> str:
     """What the cookies of all runtimes on one data directory begin with.
 
     Args:
-        identity: Device and inode of its ``guard.lock``: a copied directory is another one, and a directory that was
-            replaced while its daemon ran is another one, too.
+        identity: Device and inode of its ``guard.lock``: a copied directory is another one, and a directory
+            that was replaced while its daemon ran is another one, too.
     """
     return f"{identity[0]}-{identity[1]}-"
 
 
 def bears_cookie(pid: int, prefix: str) -> bool:
-    """Whether the process was started with a cookie that begins like this. Open its pidfd first if it matters."""
+    """Whether the process was started with a cookie that begins like this. Open its pidfd first if it
+    matters.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
@@ -66,7 +69,8 @@ def kill_children(keep: Collection[int], *, timeout_s: float) -> list[int]:
 
 
 def sweep(prefix: str, *, timeout_s: float) -> list[int]:
-    """Kill every process that bears a cookie with this prefix, but not us and our ancestors; wait until all are dead.
+    """Kill every process that bears a cookie with this prefix, but not us and our ancestors; wait until all
+    are dead.
 
     Returns:
         Pids of those that were killed.
@@ -111,8 +115,8 @@ def _kill_bearers(prefix: str, spared: Collection[int]) -> list[tuple[int, int]]
 def end_orphan(lock_path: str, prefix: str, *, patience_s: float, timeout_s: float) -> int | None:
     """See that nobody holds the store's lock, given that we hold the guard's.
 
-    A supervisor that lost its guard notices and ends by itself, which is the better way; one that has not after
-    ``patience_s`` seconds hangs and is killed.
+    A supervisor that lost its guard notices and ends by itself, which is the better way; one that has not
+    after ``patience_s`` seconds hangs and is killed.
 
     Returns:
         Pid of the orphan that was there, if one was.
