@@ -21,7 +21,7 @@ from hayata.context import AsyncContext, Context, PolicyContext
 from hayata.decisions import Fail, Finish, Next, NodeReference
 from hayata.error_info import error_from, error_info, exception_error, exception_info
 from hayata.errors import HayataError, error_for
-from hayata.field_types import FieldType, Unfit
+from hayata.field_types import Unfit, field_type
 from hayata.lifespans import node_lifespan
 from hayata.nodes import Node
 from hayata.values import decode, decode_mapping, encode
@@ -87,7 +87,7 @@ def _decided(
             return m.DecidedFinish(evaluation, msgspec.Raw(encode(result, "result", declared)))
         case Fail(reason):
             stored = decode(encode(reason, "reason", declared))
-            error = error_for("policy_failed", _shown(reason), details={"reason": stored})
+            error = error_for("policy_failed", str(reason), details={"reason": stored})
             return m.DecidedFail(evaluation, error_info(error))
     if inspect.iscoroutine(decision):
         decision.close()
@@ -170,7 +170,7 @@ def _checked(agent: Agent, node: Node, result: object, *, merged: bool) -> m.Upd
     update = agent.types.check_update(result) if merged else agent.types.encode_branch(result)
     if node.output is not None:
         try:
-            FieldType(node.output).read(decode_mapping(update))
+            field_type(node.output).read(decode_mapping(update))
         except Unfit as error:
             raise error_for(
                 "invalid_node_result",
@@ -268,7 +268,7 @@ class TaskCall:
         if self._node.input is None:
             return given
         try:
-            return FieldType(self._node.input).read(given)
+            return field_type(self._node.input).read(given)
         except Unfit as error:
             raise error_for(
                 "invalid_node_input",

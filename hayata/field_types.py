@@ -81,6 +81,25 @@ class FieldType:
         return self.read(plain)
 
 
+_known: dict[Any, FieldType] = {}
+
+
+def field_type(annotation: Any, *, pydantic_rules: bool = False) -> FieldType:
+    """Make (once) the `FieldType` of a type that was checked before.
+
+    Raises:
+        TypeError: Nothing can check this type.
+    """
+    try:
+        known = _known.get((annotation, pydantic_rules))
+    except TypeError:  # metadata that can't be hashed
+        return FieldType(annotation, pydantic_rules=pydantic_rules)
+    if known is None:
+        known = FieldType(annotation, pydantic_rules=pydantic_rules)
+        _known[annotation, pydantic_rules] = known
+    return known
+
+
 def element_type(annotation: Any) -> Any:
     """Type of a list's elements; None when ``annotation`` isn't a list."""
     bare = bare_type(annotation)

@@ -200,8 +200,8 @@ def _function(fn: Any, problems: Problems) -> Any:
             problems.add("fn", str(error))
             return None
     if isinstance(fn, Node):
-        fn = fn.fn
-    if not callable(fn) or isinstance(fn, type):
+        problems.add("fn", "is a Node already")
+    elif not callable(fn) or isinstance(fn, type):
         problems.add("fn", f"{fn!r} is not a function")
     elif is_generator_function(fn):
         problems.add("fn", "is a generator; partial results go through ctx.stream, the updates are returned")

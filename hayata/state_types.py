@@ -22,6 +22,7 @@ from hayata.field_types import (
     declared_by,
     dump_model,
     element_type,
+    field_type,
     is_mapping_type,
     is_number_type,
     is_typed_dict,
@@ -136,7 +137,7 @@ class StateType:
         fields = kind.model_fields
         given = {alias_of(key, fields[key]) if key in fields else key: value for key, value in state.items()}
         try:
-            return FieldType(kind, pydantic_rules=True).read(given)  # type: ignore[no-any-return]
+            return field_type(kind, pydantic_rules=True).read(given)  # type: ignore[no-any-return]
         except Unfit as error:
             raise _invalid(f"state{error.where}", error.why) from None
 

@@ -27,6 +27,7 @@ def task_logger(**ids: Any) -> BoundLogger:
         logger,
         processors=[
             structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
             structlog.stdlib.PositionalArgumentsFormatter(),
             _to_logging,
         ],

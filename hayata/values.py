@@ -221,10 +221,12 @@ class _Lowering:
 
     def _check_atom(self, value: Any) -> None:
         if type(value) is int and not -(1 << 63) <= value < 1 << 64:
-            self._refuse(value, "an int of more than 64 bits", "store it as a str or as bytes")
+            self._refuse(value, "it needs more than 64 bits", "store it as a str or as bytes")
         if type(value) is str and not _is_unicode(value):
             self._refuse(
-                value, "text with a lone surrogate", "encode it with errors='surrogateescape' and store bytes"
+                value,
+                "it is text with a lone surrogate",
+                "encode it with errors='surrogateescape' and store bytes",
             )
 
     def _refuse(self, value: Any, why: str, hint: str = "") -> NoReturn:
@@ -262,7 +264,8 @@ STORED_TYPES: tuple[type, ...] = (*_ATOMS, *_LOWERINGS)
 def _why_not(value: Any) -> tuple[str, str]:
     """Say why ``value`` can't be stored and what to do: reason, hint."""
     kind = type(value)
-    what = f"a {kind.__module__}.{kind.__qualname__}".replace("a builtins.", "a ")
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    what = f"it is of type {name}"
     if hasattr(kind, "get_secret_value"):
         return what, "a secret must not land in the store: read it in the node, or make it part of ctx.deps"
     if (

@@ -117,13 +117,16 @@ def complain(code: str, message: str, hint: str = "") -> None:
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return the exit code."""
+    stdout = sys.stdout
     try:
         code = commands.main(arguments, prog_name="hayata", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read us has seen enough. Python would complain once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE
+        return _reader_gone()
+    except SystemExit:
+        if sys.stdout is not stdout:  # click met the broken pipe: it wraps the stream, and exits with 1
+            return _reader_gone()
+        raise
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return EXIT_USAGE
@@ -144,6 +147,12 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return EXIT_BUG
     return code if isinstance(code, int) else 0
+
+
+def _reader_gone() -> int:
+    """Whoever read us has seen enough. Python would complain once more when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_PIPE
 
 
 def main() -> NoReturn:

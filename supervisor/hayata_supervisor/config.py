@@ -80,8 +80,7 @@ def load(flags: Mapping[str, Any], file: str | None = None) -> Config:
         file: The file that was named; None: ``hayata.toml`` in the working directory, if there is one.
 
     Raises:
-        HayataError: ``invalid_options``, with every problem and where it comes from in
-            ``details["problems"]``.
+        HayataError: ``invalid_options``, with every problem and its place in ``details["problems"]``.
     """
     path = DEFAULT_FILE if file is None else file
     in_file = _read(path, must_exist=file is not None)
@@ -163,9 +162,7 @@ def _invalid(error: ValidationError, flags: Mapping[str, Any], path: str) -> Hay
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Names that begin with ``HAYATA_`` and set nothing: misspelt, or another program's, so worth a warning
-    only.
-    """
+    """Names that begin with ``HAYATA_`` and set nothing: misspelt, or another program's, so no error."""
     known = _NOT_SETTINGS | {PREFIX + field.upper() for field in Config.model_fields}
     return sorted(name for name in environ if name.startswith(PREFIX) and name.upper() not in known)
 
@@ -202,8 +199,7 @@ def check_app(app: str) -> str:
     """Return the reference with its path made absolute.
 
     Raises:
-        HayataError: ``invalid_options``: it is neither ``path.py[:attr]`` of an existing file nor
-            ``module:attr``.
+        HayataError: ``invalid_options``: it is neither an existing ``path.py[:attr]`` nor ``module:attr``.
     """
     path = _path_of(app)
     if path:

@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,38 @@ class OwnSelector(selectors.DefaultSelector):
         if os.getpid() != self._pid:
             os._exit(prologue.EXIT_OK)
         return super().select(timeout)
+
+
+class OwnSteps(Coroutine[Any, Any, Result]):
+    """A task's coroutine that ends a forked child before its next step.
+
+    What the loop had ready when another task forked, it would run in both processes before it selects again.
+    """
+
+    __slots__ = ("_body", "_pid")
+
+    def __init__(self, body: Coroutine[Any, Any, Result]) -> None:
+        self._body = body
+        self._pid = os.getpid()
+
+    def send(self, value: Any) -> Any:
+        """Go on, in the process that made this."""
+        if os.getpid() != self._pid:
+            os._exit(prologue.EXIT_OK)
+        return self._body.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """The same, with an exception."""
+        if os.getpid() != self._pid:
+            os._exit(prologue.EXIT_OK)
+        return self._body.throw(*error)
+
+    def close(self) -> None:
+        """Give up."""
+        self._body.close()
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        return self._body.__await__()
 
 
 def run(job: EdgeJob, edge: str, sock: socket.socket) -> None:
@@ -155,7 +187,7 @@ class AsyncEdge:
         context = contextvars.copy_context()
         context.run(worker_logging.current_task.set, ids_of(task))
         running = asyncio.get_running_loop().create_task(
-            self._body(task, call), name=task.execution_id, context=context
+            OwnSteps(self._body(task, call)), name=task.execution_id, context=context
         )
         self._tasks[task.execution_id] = running
         running.add_done_callback(lambda running: self._ended(task, running))

@@ -241,11 +241,18 @@ class Engine:
         agent.status, agent.error = "serving", None
         self.perform(agent_id, agent.coordinator.agent_back(now()))
 
-    def check(self, agent_id: str, node: str, update: msgspec.Raw, checked: Callable[[UpdateChecked], None]) -> None:
-        """Have an agent's worker say whether ``update`` could be a result of ``node``."""
+    def check(
+        self,
+        agent_id: str,
+        node: str,
+        update: msgspec.Raw,
+        parallel: bool,
+        checked: Callable[[UpdateChecked], None],
+    ) -> None:
+        """Have an agent's worker say whether ``update`` could be a result of ``node``, as a branch or alone."""
         number = max(self._checks, default=0) + 1
         self._checks[number] = checked
-        self.workers.check_update(agent_id, CheckUpdate(number, node, update))
+        self.workers.check_update(agent_id, CheckUpdate(number, node, update, parallel))
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,12 @@
-"""The guard: parent of everything, the pid that the service manager sees, and small enough to be trusted with
-it.
+"""The guard: parent of everything, the pid that the service manager sees, and small enough to be trusted.
 
 It holds the data directory's lock and the listening socket for life, hears the signals, restarts a supervisor
 that died or hangs after killing all that it left behind, and knows when to give up. It runs no user code,
 opens no store and has one thread. It works as process 1 of a container: its handlers are its first act, and
 it reaps whatever is handed to it.
 
-    claim the data directory → end an orphaned supervisor → sweep → listen → (start a supervisor → its death →
-    kill all descendants → back off)* → exit
+    claim the data directory → end an orphaned supervisor → sweep → listen
+      → (start a supervisor → its death → kill all descendants → back off)* → exit
 
 Source: s6-supervise (one small program for one supervised process, exit codes with a meaning, a death tally).
 """
@@ -164,7 +163,7 @@ class Guard:
         except OSError as error:
             self._restart_later(f"can't be started: {error.strerror}", lived_s=0.0)
         else:
-            self._stderr.log("info", "supervisor started", pid=self._supervisor.pid, start=self._starts)
+            self._stderr.log("info", "starting supervisor", pid=self._supervisor.pid, start=self._starts)
 
     def _supervisor_said(self, message: messages.FromSupervisor) -> None:
         match message:
@@ -205,7 +204,8 @@ class Guard:
             self._give_up(_lost(f"processes {undying} of a dead supervisor were killed and do not die"))
         elif self._kill_timer:
             level = "info" if end.code == 0 else "warning"
-            self._stderr.log(level, "stopped", supervisor=str(end), killed=dead.killed)
+            killed = {"killed": dead.killed} if dead.killed else {}
+            self._stderr.log(level, "stopped", supervisor=str(end), **killed)
             self._reactor.stop()
         elif end.code in _FINAL:
             self._give_up(_lost(f"the supervisor ended with {end}", end.code))

@@ -37,9 +37,7 @@ Render = Callable[[dict[str, Any]], str]
 
 
 class _Entry(NamedTuple):
-    """Something to be written. ``output`` is set for lines of user code, with ``fields`` of where they come
-    from.
-    """
+    """Something to be written; with ``output``, lines of user code, and in ``fields`` whose they are."""
 
     wall_s: float
     level: str
@@ -104,16 +102,10 @@ class LogThread:
         self._say("error", event, fields)
 
     def output(self, output: Output, *, agent: str, node: str) -> None:
-        """Lines that user code wrote in a worker; those that begin with U+001E are records of its
-        ``logging``.
-        """
-        fields = {
-            "agent_id": agent,
-            "node_id": node,
-            "edge_id": output.edge,
-            "execution_id": output.execution_id,
-        }
-        fields = {name: value for name, value in fields.items() if value}
+        """Lines that user code wrote; those that begin with U+001E are records of its ``logging``."""
+        ids = {"agent_id": agent, "node_id": node, "edge_id": output.edge}
+        ids["execution_id"] = output.execution_id or ""
+        fields = {name: value for name, value in ids.items() if value}
         size = sum(map(len, output.lines)) + _ENTRY_BYTES * max(1, len(output.lines))
         self._put(_Entry(clock.wall(), "info", "", fields, output, size), max(1, len(output.lines)))
 
@@ -126,11 +118,8 @@ class LogThread:
 
     def _say(self, level: str, event: str, fields: dict[str, Any]) -> None:
         if LEVELS[level] >= self._least:
-            size = (
-                len(event)
-                + _ENTRY_BYTES
-                + sum(len(value) for value in fields.values() if isinstance(value, str))
-            )
+            texts = sum(len(value) for value in fields.values() if isinstance(value, str))
+            size = _ENTRY_BYTES + len(event) + texts
             self._put(_Entry(clock.wall(), level, event, fields, None, size), 1)
 
     def _put(self, entry: _Entry, lines: int) -> None:
@@ -231,7 +220,7 @@ class _Writer:
 
 
 def _renderer(log_format: str, fd: int) -> Render:
-    """Make structlog's renderer. Imported here, in the thread: the supervisor's start does not wait for it."""
+    """Make structlog's renderer. Imported here, in the thread: the supervisor does not wait for it."""
     if log_format == "json":
         from structlog.processors import JSONRenderer
 
@@ -277,11 +266,8 @@ def _as_text(rendered: str | bytes) -> str:
     return rendered if isinstance(rendered, str) else rendered.decode()
 
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))} | {
-    10: "\\n",
-    13: "\\r",
-    9: "\t",
-}
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))}
+_CONTROL |= {9: "\t", 10: "\\n", 13: "\\r"}
 _QUOTED = frozenset(" =\"'")
 
 
@@ -295,11 +281,9 @@ def _parse(line: str) -> dict[str, Any] | None:
         record = msgspec.json.decode(line[len(MARK) :])
     except (msgspec.DecodeError, ValueError):
         return None
-    if (
-        not isinstance(record, dict)
-        or record.get("level") not in LEVELS
-        or not isinstance(record.get("event"), str)
-    ):
+    if not isinstance(record, dict):
+        return None
+    if record.get("level") not in LEVELS or not isinstance(record.get("event"), str):
         return None
     record.pop("timestamp", None)
     return record

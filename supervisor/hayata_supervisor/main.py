@@ -34,10 +34,8 @@ def check_platform(system: str, release: str, python: tuple[int, ...], *, pidfds
     """
     version = tuple(map(int, re.findall(r"\d+", release)[:2]))
     if system != "linux":
-        problem, hint = (
-            f"it needs Linux, and this is {system}",
-            "hayata.start(agent, inline=True) runs anywhere",
-        )
+        problem = f"it needs Linux, and this is {system}"
+        hint = "hayata.start(agent, inline=True) runs anywhere"
     elif python < _LEAST_PYTHON:
         problem = f"it needs Python 3.11 or later, and this is {'.'.join(map(str, python[:3]))}"
         hint = "install it into a newer Python"
@@ -117,9 +115,8 @@ def main() -> NoReturn:
         check_platform(sys.platform, platform.release(), sys.version_info[:3], pidfds=_has_pidfds())
         open_missing_standard_streams()
         # Until the guard's handlers stand: as process 1 a signal without a handler would be lost.
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-        )
+        held = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, held)
         sys.exit(command.main(prog_name="hayata-supervisor", standalone_mode=False) or 0)
     except click.ClickException as error:
         hint = "hayata-supervisor --help shows what there is"

@@ -430,9 +430,10 @@ class Requests:
             self._settle(request, execution, None, sink)
         else:
             self._engine.check(
-                live[1].agent,
+                live[1],
                 task.node,
                 request.result,
+                live[1].parallel,
                 lambda checked: self._checked(request, execution, checked, sink),
             )
 

@@ -1,5 +1,4 @@
-"""``logging`` in a worker: each record becomes one line of JSON on stderr, where the supervisor's log finds
-it.
+"""``logging`` in a worker: each record becomes one line of JSON on stderr, which the supervisor's log reads.
 
 A line begins with `MARK`, which nobody types, and holds ``level``, ``logger``, ``event``, the ids of the task
 that logged it, the record's own fields, and ``exception`` as text. The app's levels decide what is logged, as
@@ -25,8 +24,7 @@ LINE_BYTES = 64 * 1024 - 1
 """Longest line, its end not counted: a longer one would be cut by whoever reads the pipe."""
 
 current_task: ContextVar[Mapping[str, Any] | None] = ContextVar("hayata_current_task", default=None)
-"""Ids of the task that runs in this context (invocation_id, execution_id, attempt); set by the edge worker.
-"""
+"""Ids of the task that runs in this context (invocation_id, execution_id, attempt); set by the edge."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "hayata_fields"}
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))

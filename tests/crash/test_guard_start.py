@@ -225,9 +225,8 @@ def test_refusal_reaches_the_embedding_process(rig):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount namespace")
 def test_read_only_data_directory_is_refused(rig):
     os.mkdir(rig.data_dir)
-    script = (
-        f'mount --bind {rig.data_dir} {rig.data_dir} && mount -o remount,bind,ro {rig.data_dir} && exec "$@"'
-    )
+    place = rig.data_dir
+    script = f'mount --bind {place} {place} && mount -o remount,bind,ro {place} && exec "$@"'
     guard = rig.start(prefix=["unshare", "-m", "sh", "-c", script, "sh"])
     assert guard.wait(20) == 5
     assert "permission_denied" in stderr_of(guard)
@@ -258,9 +257,7 @@ def test_launch_that_is_none_is_a_usage_error(rig):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a pid namespace")
 def test_guard_is_a_good_process_1(rig):
     """It stops on TERM, reaps strangers, and restarts its supervisor."""
-    unshare = rig.start(
-        rig.launch(drain_timeout_s=1.0), prefix=["unshare", "--pid", "--fork", "--mount-proc"]
-    )
+    unshare = rig.start(prefix=["unshare", "--pid", "--fork", "--mount-proc"])
     first = rig.hear("start")
     assert first["guard"] == 1
     with open(f"/proc/{unshare.pid}/task/{unshare.pid}/children") as file:

@@ -60,9 +60,12 @@ def test_stop_while_waiting_to_restart_starts_nothing(rig):
 def test_signal_from_before_the_handlers_is_not_lost(rig):
     """What `hayata-supervisor` blocks while it configures is the guard's first event."""
     script = (
-        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); os.kill(os.getpid(), 15)"
+        "import os, signal, sys;"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
+        "os.kill(os.getpid(), signal.SIGTERM);"
+        "os.execv(sys.argv[1], sys.argv[1:])"
     )
-    prefix = [sys.executable, "-c", f"{script}; os.execv(sys.argv[1], sys.argv[1:])"]
+    prefix = [sys.executable, "-c", script]
     guard = rig.start(prefix=prefix)
     assert guard.wait(20) == 0
     assert rig.heard_all() == []
@@ -157,8 +160,10 @@ from hayata.memfd import sealed_memfd
 launch = messages.decoder(messages.Launch).decode(bytes.fromhex(sys.argv[1]))
 launch = messages.msgspec.structs.replace(launch, parent_pid=os.getpid())
 fd = sealed_memfd("launch", messages.encode(launch))
-guard = subprocess.Popen([sys.executable, sys.argv[2], "--launch-fd", str(fd)], pass_fds=[fd],
-start_new_session=True) print(guard.pid, flush=True) guard.wait()
+command = [sys.executable, sys.argv[2], "--launch-fd", str(fd)]
+guard = subprocess.Popen(command, pass_fds=[fd], start_new_session=True)
+print(guard.pid, flush=True)
+guard.wait()
 """
 
 

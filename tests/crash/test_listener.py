@@ -96,9 +96,7 @@ def test_exit_after_the_directory_is_gone_is_quiet(tmp_path):
 
 
 def test_lock_file_that_its_holder_unlinked_in_the_race_is_taken_anew(tmp_path, monkeypatch):
-    """We opened the old file, its holder unlinked it and left: a lock on a file without a name excludes
-    nobody.
-    """
+    """We opened the old file, its holder unlinked it and left: a lock without a name excludes nobody."""
     path = str(tmp_path / "lock")
     real, opened = os.open, []
 

@@ -19,7 +19,7 @@ DEADLINE_S = 20.0
 
 
 class Threads:
-    """Functions called over and over in threads of their own, until they are stopped; what they raised."""
+    """Functions called over and over in threads of their own, while a ``with`` lasts; what they raised."""
 
     def __init__(self, *calls: Callable[[], object]) -> None:
         self.turns = [0] * len(calls)
@@ -39,7 +39,10 @@ class Threads:
         except BaseException as problem:
             self.raised.append(problem)
 
-    def end(self) -> None:
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self.join()
 
@@ -78,13 +81,13 @@ def test_twenty_growths_in_a_row_under_load_lose_nothing_s3(tmp_path, monkeypatc
     monkeypatch.setattr(store, "_env", Resized())
     one = new_id(1)
     store.write([Commit(one, 1, (1).to_bytes(4, "big") * 500, header=first(one, "one").header, open=True)])
-    threads = Threads(*reads(store, one))
     number = 1
-    while len(sizes) <= 20:
-        batch = [Commit(one, number + more, (number + more).to_bytes(4, "big") * 500) for more in range(1, 9)]
-        assert store.write(batch) == [None] * 8
-        number += 8
-    threads.end()
+    with Threads(*reads(store, one)) as threads:
+        while len(sizes) <= 20:
+            numbers = range(number + 1, number + 9)
+            batch = [Commit(one, each, each.to_bytes(4, "big") * 500) for each in numbers]
+            assert store.write(batch) == [None] * 8
+            number += 8
     assert threads.raised == []
     assert all(threads.turns)
     assert [each for each, _ in store.records(one, 1)] == list(range(1, number + 1))
@@ -116,12 +119,12 @@ def test_close_with_a_waiting_writer_and_readers_does_not_hang_s2(tmp_path):
             store.write([Commit(one, number, number.to_bytes(4, "big") * 500)])
             acknowledged[0] = number
 
-        threads = Threads(write, *reads(store, one))
-        deadline = time.monotonic() + DEADLINE_S
-        while min(threads.turns) < 3 and time.monotonic() < deadline:
-            store.find("one")
-        store.close()
-        threads.join()
+        with Threads(write, *reads(store, one)) as threads:
+            deadline = time.monotonic() + DEADLINE_S
+            while min(threads.turns) < 3 and time.monotonic() < deadline:
+                store.find("one")
+            store.close()
+            threads.join()
         assert [str(problem) for problem in threads.raised] == ["the store is closed"] * 4
         store = open_store(tmp_path / str(turn))
         assert [each for each, _ in store.records(one, 1)] == list(range(1, acknowledged[0] + 1))

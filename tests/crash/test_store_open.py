@@ -299,7 +299,20 @@ def test_flipped_bit_in_a_name_or_key_is_corrupt_for_reader_and_writer(tmp_path,
     store.close()
 
 
-def test_record_that_is_missing_or_moved_is_corrupt(tmp_path):
+def test_record_under_the_key_of_another_is_corrupt(tmp_path):
+    planted(tmp_path)
+    env = raw(tmp_path)
+    with env.begin(write=True) as txn:
+        db = env.open_db(b"journal", txn=txn, create=False)
+        txn.put(layout.journal_key(TWO, 1), txn.get(layout.journal_key(ONE, 2), db=db), db=db)
+    env.close()
+    store = open_store(tmp_path)
+    with pytest.raises(Unavailable, match="its checksum is wrong"):
+        store.load(TWO)
+    store.close()
+
+
+def test_record_that_is_missing_is_corrupt(tmp_path):
     planted(tmp_path)
     env = raw(tmp_path)
     with env.begin(write=True) as txn:

@@ -47,11 +47,8 @@ def _lines(path: Path, count: int) -> list[str] | None:
 
 def _all_dead(pidfds: list[int], timeout_s: float) -> bool:
     due = time.monotonic() + timeout_s
-    while len(wait_dead(pidfds, 0)) < len(pidfds):
-        if time.monotonic() > due:
-            return False
-        living = [pidfd for pidfd in pidfds if not wait_dead([pidfd], 0)]
-        wait_dead(living, due - time.monotonic())
+    if not all(wait_dead([pidfd], max(0.0, due - time.monotonic())) for pidfd in pidfds):
+        return False
     for pidfd in pidfds:
         os.close(pidfd)
     return True
@@ -286,7 +283,7 @@ def test_task_that_closes_every_descriptor_delivers_nothing(supervisor: Supervis
     record = tmp_path / "record"
     end = _interrupted(node, node.run("a", {"do": "close_everything", "record": str(record)}))
     assert end.error.code == "edge_crashed"
-    assert record.read_bytes() == b"", "a frame was written into the user's file"
+    assert not record.exists(), "a frame was written to a socket of the user's"
     assert isinstance(node.end_of(node.run("b", {"do": "facts"})), TaskCompleted)
 
 

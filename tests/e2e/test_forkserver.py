@@ -189,6 +189,15 @@ def test_agent_answers_in_order(supervisor: Supervisor):
     agent.wait(lambda: ("stdout", "policy says finish") in agent.lines)
 
 
+def test_policy_that_forks_and_falls_through_answers_once(supervisor: Supervisor):
+    agent = supervisor.fork("workshop", None)
+    for number in range(20):
+        agent.send(_evaluate(number, "fork"))
+    agent.send(_evaluate(20, "finish"))
+    agent.wait(lambda: any(message.evaluation == 20 for message in agent.messages))
+    assert [message.evaluation for message in agent.messages] == list(range(21))
+
+
 def test_agent_checks_an_update(supervisor: Supervisor):
     agent = supervisor.fork("workshop", None)
     agent.send(CheckUpdate(1, "single", msgspec.Raw(values.encode({"a": 1}))))

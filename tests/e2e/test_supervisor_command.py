@@ -23,8 +23,7 @@ def run(tmp_path):
             [*command, *arguments],
             cwd=tmp_path,
             env={**environ, **more},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=60,
         )

@@ -242,6 +242,14 @@ def test_stop_body_in_hand_is_cut_off_within_its_grace_and_not_reported(rig):
     assert rig.marked() == []
 
 
+def test_stop_workers_that_do_not_react_are_killed_when_their_grace_is_over(rig):
+    for pid in rig.all_serving().values():
+        kill(pid, signal.SIGSTOP)
+    rig.order("stop", drain=True)
+    rig.hear("stopped", timeout_s=6.0)
+    assert rig.marked() == []
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_stop_child_of_a_task_that_ignores_sigterm_is_killed(rig, drain):
     """Case P3, circus 1044."""

@@ -400,7 +400,17 @@ async def async_generator(state):
 
 @pytest.mark.parametrize(
     "fn",
-    [lambda: {}, lambda a, b, c: {}, lambda state, *, needed: {}, dict, generator, async_generator, None, 3],
+    [
+        Node(greet),
+        lambda: {},
+        lambda a, b, c: {},
+        lambda state, *, needed: {},
+        dict,
+        generator,
+        async_generator,
+        None,
+        3,
+    ],
     ids=repr,
 )
 def test_what_is_no_node_function_is_refused(fn):

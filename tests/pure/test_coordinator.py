@@ -588,3 +588,18 @@ def test_node_given_up_fails_what_is_marked_ahead():
     shell.save()
     assert [each.info.status for each in shell.settled[-1:]] == ["failed"]
     assert shell.coordinator.executions.slots["a"].marked == 1
+
+
+def test_invocation_with_one_of_two_uncertain_tasks_settled_rests_on():
+    shell = started()
+    shell.decide(["a", "b"])
+    shell.save()
+    shell.reopen()
+    shell.save()
+    told = len(shell.settled)
+    shell.do(shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(1, 1, "b", "me", "r", {}, {}, None), shell.now))
+    shell.save()
+    assert [each.info.status for each in shell.settled[told:]] == ["uncertain"]
+    shell.do(shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", {}, {}, None), shell.now))
+    shell.save()
+    assert len(shell.asked) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hayata import Agent, Finish, HayataError, loading
+from hayata import Agent, Finish, HayataError, loading, values
 from hayata.scripts import script_module_name
 
 AGENT = """
@@ -126,6 +126,14 @@ def test_a_script_is_imported_once_whatever_its_path_is_spelled_like(write, monk
     monkeypatch.chdir(path.parent)
     assert loading.load_app("once.py")[0] is agent
     assert loading.load_app("./once.py:agent")[0] is agent
+
+
+def test_a_script_behind_a_link_is_the_same_script(write):
+    path = write("real.py", app("x"))
+    link = path.with_name("link.py")
+    link.symlink_to(path)
+    assert script_module_name(str(link)) == script_module_name(str(path))
+    assert loading.load_app(str(link)) == loading.load_app(str(path))
 
 
 def test_two_scripts_of_one_name_in_two_folders_are_two_modules(write):
@@ -326,6 +334,29 @@ def test_a_reference_leads_to_the_same_agent_again(write):
 
 
 # ------------------------------------------------------------------------------------------------- values
+
+ENUM_APP = """
+    import enum
+    from hayata.values import decode, encode
+    class Color(enum.Enum):
+        RED = "red"
+    if __name__ == "__main__":
+        import sys
+        raw = encode(Color.RED) if len(sys.argv) < 2 else bytes.fromhex(sys.argv[1])
+        print(raw.hex(), decode(raw) is Color.RED)
+"""
+
+
+def test_an_enum_of_a_script_is_the_same_member_in_main_and_in_a_worker(write):
+    path = write("enums.py", ENUM_APP)
+    raw, same_in_main = run_script(path).split()
+    assert same_in_main == "True"
+    with pytest.raises(HayataError):  # it has no agent, but it is imported
+        loading.load_app(str(path))
+    color = sys.modules[script_module_name(str(path))].Color
+    assert values.decode(bytes.fromhex(raw)) is color.RED
+    assert run_script(path, str(path), values.encode(color.RED).hex()).endswith("True")
+
 
 BY_VALUE = '''
 {future}

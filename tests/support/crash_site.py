@@ -37,8 +37,8 @@ GONE_S = 1.0
 class Seen:
     """A process that was alive when it was looked up; its pidfd tells of it alone."""
 
-    def __init__(self, pid: int, role: str = "", name: str = "", task: str = "") -> None:
-        self.pid, self.role, self.name, self.task = pid, role, name, task
+    def __init__(self, pid: int, role: str = "", name: str = "") -> None:
+        self.pid, self.role, self.name = pid, role, name
         self.pidfd = os.pidfd_open(pid)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -113,12 +113,13 @@ class Daemon:
         assert self.guard.wait(DEADLINE_S) == -signal.SIGKILL
 
     def tree(self) -> list[Seen]:
-        """All processes of the supervision tree, the guard first."""
-        return [
-            self.site.see(process.pid, process.role, process.name, process.task)
-            for process in flat(self.client.tree())
-            if process.pid
-        ]
+        """All living processes of the supervision tree, the guard first."""
+        found = []
+        for process in flat(self.client.tree()):
+            with suppress(ProcessLookupError):
+                if process.pid:
+                    found.append(self.site.see(process.pid, process.role, process.name))
+        return found
 
     def supervisor(self) -> Seen:
         """The supervisor."""
@@ -173,9 +174,9 @@ class Site:
         """Let those go on who wait for it, now and later."""
         (self._gates / name).touch()
 
-    def see(self, pid: int, role: str = "", name: str = "", task: str = "") -> Seen:
-        """Open a process; it is closed with the site."""
-        self._seen.append(seen := Seen(pid, role, name, task))
+    def see(self, pid: int, role: str = "", name: str = "") -> Seen:
+        """Open a process; its descriptor is closed with the site."""
+        self._seen.append(seen := Seen(pid, role, name))
         return seen
 
     def marked(self) -> list[Seen]:

@@ -99,7 +99,6 @@ class Daemon:
         ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with ready, open(f"{self.home}/log", "ab") as log:
             ready.bind(f"{self.home}/ready")
-            ready.settimeout(DEADLINE_S)
             process = subprocess.Popen(
                 [sys.executable, "-m", "hayata_supervisor.main", self.app, "--data-dir", self.data_dir],
                 env={**self.environ, "NOTIFY_SOCKET": f"{self.home}/ready"},
@@ -108,15 +107,26 @@ class Daemon:
                 stderr=log,
             )
             try:
-                while b"READY=1" not in ready.recv(4096):
-                    pass
+                self._await_ready(ready, process)
             except BaseException:
                 process.kill()
                 process.wait()
-                raise AssertionError(f"the daemon does not get ready:\n{self.log()}") from None
+                raise
             finally:
                 os.unlink(f"{self.home}/ready")
         return process
+
+    def _await_ready(self, ready: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            while True:
+                readable, _, _ = select.select([ready, pidfd], [], [], DEADLINE_S)
+                if ready not in readable:
+                    raise AssertionError(f"the daemon does not get ready:\n{self.log()}")
+                if b"READY=1" in ready.recv(4096):
+                    return
+        finally:
+            os.close(pidfd)
 
     def log(self) -> str:
         return Path(f"{self.home}/log").read_text()

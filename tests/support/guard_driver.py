@@ -1,4 +1,4 @@
-"""A guard with our fake supervisor below it: ``guard_driver.py --launch-fd N``. Its patience comes as JSON."""
+"""A guard over our fake supervisor: ``guard_driver.py --launch-fd N``. Its patience comes as JSON."""
 
 import json
 import os

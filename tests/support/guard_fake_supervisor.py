@@ -1,9 +1,7 @@
-"""Stands where the supervisor stands. It says what it sees on the rig's socket, and does what its clients
-ask.
+"""Stands where the supervisor stands: says what it sees on the rig's socket, does what its clients ask.
 
 The launch's first app says how it behaves: words of ``serve`` (beat, take commands), ``mute`` (never beat),
-``stubborn`` (ignore a stop and the guard's death), ``exit N``, ``fatal CODE N``, ``child`` (leave
-descendants).
+``stubborn`` (ignore a stop and the guard's death), ``exit N``, ``fatal CODE N``.
 """
 
 import contextlib

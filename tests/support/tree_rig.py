@@ -86,14 +86,15 @@ class TreeRig:
         self._driver.stdout.close()
         self._stderr.close()
         self._told.close()
-        left = self._wait_for(lambda: not self.marked(), "the workers' end", quiet=True)
+        self._wait_for(lambda: not self.marked(), "the workers' end", quiet=True)
+        left = [description(pid) for pid in self.marked()]
         for pid in self.marked():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         errors = (self.home / "stderr").read_text()
         shutil.rmtree(self.home)
         if kind is None:
-            assert left, "processes outlived the driver"
+            assert not left, f"processes outlived the driver: {left}"
             assert not errors, errors
 
     # Orders
@@ -254,6 +255,14 @@ class TreeRig:
                 return False
             select.select([], [], [], 0.002)
         return True
+
+
+def description(pid):
+    """What is worth knowing of a process that should not be there."""
+    with contextlib.suppress(OSError):
+        wanted = ("Name", "State", "PPid", "SigPnd", "SigBlk", "SigIgn")
+        return [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(wanted)]
+    return []
 
 
 def fits(heard, fields):

@@ -7,11 +7,14 @@ import atexit
 import ctypes
 import logging
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -23,6 +26,8 @@ from hayata import Agent, Context, Fail, Finish, Next, Node, PolicyContext
 # Opened at import: the workers must not close it, nor let a socket of theirs take its number.
 APP_FILE = open(__file__, "rb")  # noqa: SIM115
 atexit.register(APP_FILE.close)
+
+HELD: list[Any] = []
 
 
 class NeedsKeyword(Exception):
@@ -138,7 +143,7 @@ def wander(ctx: Context) -> dict[str, Any]:
     os.chdir("/")
     print("away", flush=True)
     time.sleep(ctx.input["seconds"])
-    return {}
+    return {"more_than_one_read": b"x" * 100_000}
 
 
 def overlap(ctx: Context) -> dict[str, Any]:
@@ -167,9 +172,17 @@ def fork_and_fall_through(ctx: Context) -> dict[str, Any]:
 
 
 def close_everything(ctx: Context) -> dict[str, Any]:
+    """Let a socket of the task's get the number of the edge's; record what arrives at its other end."""
     os.closerange(3, 200)
-    with open(ctx.input["record"], "w"), open(ctx.input["record"], "a"), open(ctx.input["record"], "a"):
-        return {"closed": True}
+    pairs = [socket.socketpair() for _ in range(60)]
+    HELD.extend(pairs)
+
+    def listen() -> None:
+        ready, _, _ = select.select([end for pair in pairs for end in pair], [], [])
+        Path(ctx.input["record"]).write_bytes(ready[0].recv(1000))
+
+    threading.Thread(target=listen, daemon=True).start()
+    return {}
 
 
 def big(ctx: Context) -> dict[str, Any]:
@@ -238,6 +251,25 @@ def act(state: dict[str, Any], ctx: Context) -> dict[str, Any]:
     return ACTIONS[ctx.input["do"]](ctx)
 
 
+@types.coroutine
+def _one_turn() -> Any:
+    """Let the loop turn once. Unlike asyncio's own ways it does not notice that the process is another."""
+    yield
+
+
+async def _fork_and_stay() -> None:
+    if os.fork() == 0:
+        for _ in range(1000):
+            await _one_turn()
+
+
+async def _tick(path: str) -> None:
+    for _ in range(20):
+        with open(path, "a") as record:
+            record.write(f"{os.getpid()}\n")
+        await _one_turn()
+
+
 async def act_async(state: dict[str, Any], ctx: Any) -> dict[str, Any]:
     do = ctx.input["do"]
     if do == "wait":
@@ -267,6 +299,16 @@ async def act_async(state: dict[str, Any], ctx: Any) -> dict[str, Any]:
             return {"child": True}
         await asyncio.sleep(0.05)
         return {"child": False}
+    elif do == "fork_and_stay":
+        await _fork_and_stay()
+        await asyncio.sleep(0.3)
+    elif do == "fork_below":
+        await asyncio.create_task(_fork_and_stay())
+        await asyncio.sleep(0.3)
+    elif do == "tick":
+        await _tick(ctx.input["record"])
+    elif do == "tick_below":
+        await asyncio.create_task(_tick(ctx.input["record"]))
     elif do == "subprocess":
         process = await asyncio.create_subprocess_exec("sleep", "60")
         return {"pid": os.getpid(), "child": process.pid}
@@ -329,6 +371,8 @@ def policy(context: PolicyContext) -> Any:
         sys.exit(5)
     if step == "big":
         return Finish(b"x" * 2_000_000)
+    if step == "fork":
+        os.fork()
     if step == "hang":
         time.sleep(60)
     if step == "crash":

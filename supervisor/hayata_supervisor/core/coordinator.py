@@ -34,7 +34,7 @@ from hayata.messages import (
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core import reasons
 from hayata_supervisor.core.cells import Cells
-from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Token
+from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Settled, Token
 from hayata_supervisor.core.invocation import Invocation, Task, info
 from hayata_supervisor.core.merge import merge
 from hayata_supervisor.core.reasons import Refusal
@@ -135,7 +135,8 @@ class Coordinator(Transitions):
             self._persist(invocation, [fact], now)
             self._transition_failed(invocation, [], fact.error, now)
         elif any(task.status == "uncertain" and task.step != fact.step for task in invocation.tasks):
-            self._persist(invocation, [fact], now)
+            persist = self._persist(invocation, [fact], now)
+            persist.after.append(Settled(invocation.id, info(invocation)))  # it rests on
         else:
             self._persist(invocation, [fact, f.Recovered(self._paused(invocation, now))], now)
             self._resume(invocation, now)

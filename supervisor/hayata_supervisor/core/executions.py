@@ -80,6 +80,7 @@ class Executions:
             state=invocation.state,
             input=invocation.node_input,
             cell=task.cell,
+            parallel=invocation.parallel,
         )
         self._marked[name] = Execution(invocation.id, task.step, task.attempt, task.node, task.cell, run)
         return name

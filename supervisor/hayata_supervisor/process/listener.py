@@ -1,5 +1,4 @@
-"""The listening socket of the daemon: made safely, never taken from another daemon, and removed only when it
-is ours.
+"""The daemon's listening socket: made safely, never taken from another daemon, removed only when it is ours.
 
 A lock file beside the socket, held for life, serialises all daemons that want the same path. What the lock
 can't tell, a connection does: whoever answers on the socket keeps it.
@@ -152,11 +151,9 @@ def _in_use(path: str) -> HayataError:
 
 
 def _refused(path: str, error: OSError) -> HayataError:
-    code = (
-        "permission_denied" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "invalid_options"
-    )
+    denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     return error_for(
-        code,
+        "permission_denied" if denied else "invalid_options",
         f"can't listen on {path}: {error.strerror}",
         details={"path": path, "errno": error.errno},
         hint="choose another place with --socket",

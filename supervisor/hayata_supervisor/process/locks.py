@@ -39,8 +39,7 @@ class FileLock:
 
 
 def take(path: str) -> FileLock | None:
-    """Take the lock on ``path``, which is created with mode 0600 when missing; None when another process has
-    it.
+    """Take the lock on ``path``, a file of mode 0600 if it must be made; None when another process has it.
 
     Raises:
         OSError: The file can't be opened or locked.
@@ -57,12 +56,12 @@ def take(path: str) -> FileLock | None:
         lock = FileLock(fd, path)
         if _identity(path) == lock.identity:
             return lock
-        lock.release()  # its holder unlinked the file between our open and our lock: what we hold is nobody's name
+        # Its holder unlinked the file between our open and our lock: what we hold has no name.
+        lock.release()
 
 
 def holder(path: str) -> int | None:
-    """The pid that holds the lock on ``path``; None when it is free or missing, 0 when the holder can't be
-    named.
+    """The pid that holds the lock on ``path``; None when it is free or missing, 0 when it can't be named.
 
     Must not be used by the process that holds it: closing the file would give the lock back.
     """

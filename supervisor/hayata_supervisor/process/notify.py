@@ -8,9 +8,7 @@ from collections.abc import MutableMapping
 
 
 class ServiceManager:
-    """Talks to ``$NOTIFY_SOCKET``, if there is one, and takes it out of the environment: it is not our
-    children's.
-    """
+    """Talks to ``$NOTIFY_SOCKET``, if there is one, and takes it from the environment of our children."""
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         address = environ.pop("NOTIFY_SOCKET", "")

@@ -11,21 +11,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-_DEFAULT_AGAIN = [
-    getattr(signal, name)
-    for name in (
-        "SIGHUP",
-        "SIGINT",
-        "SIGQUIT",
-        "SIGTERM",
-        "SIGUSR1",
-        "SIGUSR2",
-        "SIGPIPE",
-        "SIGCHLD",
-        "SIGXFSZ",
-    )
-    if hasattr(signal, name)
-]
+_DEFAULT_AGAIN = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "PIPE", "CHLD", "XFSZ")
 
 
 def module_command(module: str, arguments: Iterable[str]) -> list[str]:
@@ -76,7 +62,7 @@ def spawn_module(
         file_actions=actions,
         setsid=True,
         setsigmask=[],
-        setsigdef=_DEFAULT_AGAIN,
+        setsigdef=[getattr(signal, f"SIG{name}") for name in _DEFAULT_AGAIN],
     )
 
 

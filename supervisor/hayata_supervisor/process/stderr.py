@@ -44,13 +44,9 @@ class Stderr:
         """Say why the runtime ends; for a person in several lines, and with more patience than `log`."""
         traceback = _traceback(error)
         if self._json:
-            fields = {
-                "code": error.code,
-                "message": error.message,
-                "hint": error.hint,
-                "traceback": traceback,
-            }
-            record = {"timestamp": timestamp(clock.wall()), "level": "error", "event": "fatal"}
+            fields = {"event": "fatal", "code": error.code, "message": error.message, "hint": error.hint}
+            fields |= {"traceback": traceback}
+            record = {"timestamp": timestamp(clock.wall()), "level": "error"}
             record |= {name: value for name, value in fields.items() if value}
             text = msgspec.json.encode(record).decode()
         else:

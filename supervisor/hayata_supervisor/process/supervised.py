@@ -22,9 +22,7 @@ from hayata_supervisor.process.spawn import spawn_module
 class Limits(NamedTuple):
     """The guard's patience, in seconds where nothing else is said."""
 
-    silence: float = (
-        10.0  # of a supervisor that has spoken; one that hasn't gets the launch's start_timeout_s
-    )
+    silence: float = 10.0  # of a supervisor that has spoken; before that, the launch's start_timeout_s
     check: float = 1.0  # between two looks at how long it has been silent
     backoff: float = 0.1
     max_backoff: float = 5.0

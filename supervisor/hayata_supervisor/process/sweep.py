@@ -1,5 +1,4 @@
-"""Nothing of a dead incarnation may live: finding its processes, killing them, and waiting until they are
-dead.
+"""Nothing of a dead incarnation may live: finding its processes, killing them, waiting until they are dead.
 
 Two ways, each for what the other misses. Descendants: what our children leave behind becomes our child, since
 we are a subreaper. The cookie: after the death of guard and supervisor together their processes belong to
@@ -30,9 +29,7 @@ def cookie_prefix(identity: tuple[int, int]) -> str:
 
 
 def bears_cookie(pid: int, prefix: str) -> bool:
-    """Whether the process was started with a cookie that begins like this. Open its pidfd first if it
-    matters.
-    """
+    """Whether the process was started with a cookie that begins so. Open its pidfd first if it matters."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
@@ -69,8 +66,7 @@ def kill_children(keep: Collection[int], *, timeout_s: float) -> list[int]:
 
 
 def sweep(prefix: str, *, timeout_s: float) -> list[int]:
-    """Kill every process that bears a cookie with this prefix, but not us and our ancestors; wait until all
-    are dead.
+    """Kill every process that bears such a cookie, but not us and our ancestors; wait until all are dead.
 
     Returns:
         Pids of those that were killed.
@@ -136,7 +132,7 @@ def end_orphan(lock_path: str, prefix: str, *, patience_s: float, timeout_s: flo
             if not pid or (not bears_cookie(pid, prefix) and not is_dead(pidfd)):
                 raise error_for(
                     "data_dir_in_use",
-                    f"process {pid or 'in another container'} has {lock_path} locked, and is no supervisor of ours",
+                    f"process {pid or 'in another container'} has {lock_path} locked and is not ours",
                     details={"pid": pid},
                     hint="wait for it to end, or end it",
                 )
@@ -157,7 +153,7 @@ def _undying(pid: int) -> Exception:
         "data_dir_in_use",
         f"process {pid} of an earlier runtime was killed and does not die",
         details={"pid": pid},
-        hint=f"see /proc/{pid}/stack and /proc/{pid}/status; a dead network mount or a frozen cgroup does that",
+        hint=f"see /proc/{pid}/stack; a dead network mount or a frozen cgroup does that",
     )
 
 

@@ -1,0 +1,1 @@
+"""The parts of `examples/demo.py`. `job` runs in Hayata's workers; everything else is the operator's side."""
