@@ -430,7 +430,7 @@ class Requests:
             self._settle(request, execution, None, sink)
         else:
             self._engine.check(
-                live[1],
+                live[1].agent,
                 task.node,
                 request.result,
                 live[1].parallel,

@@ -51,7 +51,7 @@ def loaded(store: Store, invocation: bytes) -> Loaded:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ writing and reading
+# ---------------------------------------------------------------------------------------- writing and reading
 
 
 def test_commit_when_first_creates_an_open_invocation(store):
@@ -171,7 +171,7 @@ def test_batch_of_nothing_is_nothing(store):
     assert store.write([]) == []
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 def test_name_when_taken_refuses_with_its_holder(store):
@@ -210,7 +210,8 @@ def test_key_of_any_length_is_kept(store):
 
 
 def test_name_when_taken_within_the_batch_refuses_with_the_newest_header(store):
-    outcome = store.write([first(A, "one"), Commit(A, 2, b"", header=header(A, "one", step=5)), first(B, "one")])
+    newer = Commit(A, 2, b"", header=header(A, "one", step=5))
+    outcome = store.write([first(A, "one"), newer, first(B, "one")])
     assert outcome == [None, None, Taken(header(A, "one", step=5))]
 
 
@@ -225,7 +226,9 @@ def test_commit_out_of_order_says_what_is_expected(store):
 
 def test_commit_after_a_refused_one_is_out_of_order_and_others_are_stored(store):
     stored(store, first(A, "one"))
-    outcome = store.write([first(B, "one"), Commit(B, 2, b""), Commit(A, 2, b"2"), first(C, "three"), Commit(B, 3, b"")])
+    outcome = store.write(
+        [first(B, "one"), Commit(B, 2, b""), Commit(A, 2, b"2"), first(C, "three"), Commit(B, 3, b"")]
+    )
     assert outcome == [Taken(header(A, "one")), OutOfOrder(1), None, None, OutOfOrder(1)]
     assert list(store.records(A, 1)) == [(1, b"first"), (2, b"2")]
     assert store.header(B) is None
@@ -263,7 +266,7 @@ def test_commit_that_cannot_be_stored_fails_alone(store, why):
     stored(store, first(C, "three"))
 
 
-# ------------------------------------------------------------------------------------------------------------- listing
+# ---------------------------------------------------------------------------------------------------- listing
 
 
 def test_headers_come_newest_first_filtered_and_limited(store):
@@ -271,7 +274,7 @@ def test_headers_come_newest_first_filtered_and_limited(store):
     stored(
         store,
         *(
-            first(each, f"n{index}", agent="ab"[index % 2], status="failed" if index % 100 == 0 else "running")
+            first(each, f"n{index}", agent="ab"[index % 2], status="running" if index % 100 else "failed")
             for index, each in enumerate(ids)
         ),
     )
@@ -293,7 +296,7 @@ def test_headers_with_a_word_in_another_field_do_not_match(store):
     assert store.headers(agent="agent-x", status=None, session=None, limit=5) == []
 
 
-# ----------------------------------------------------------------------------------------------------------- lifecycle
+# -------------------------------------------------------------------------------------------------- lifecycle
 
 
 def test_store_when_closed_refuses_every_call(store):
@@ -312,7 +315,7 @@ def test_store_when_closed_refuses_every_call(store):
             call()
 
 
-# --------------------------------------------------------------------------------------------- any history, and reopen
+# ------------------------------------------------------------------------------------ any history, and reopen
 
 
 class Histories(RuleBasedStateMachine):
@@ -356,10 +359,12 @@ class Histories(RuleBasedStateMachine):
             text = "n" * 600 if name == 4 else f"name-{name}"
             made: Header | None = None
             if number == 1 or with_header or opened is False:
-                made = header(invocation, text if kept is None else kept.header.name, key=key, step=number,
-                              ended_at=None if opened is None else 5.0)  # fmt: skip
+                # Name and key never change.
                 if kept is not None:
-                    made = header(invocation, kept.header.name, key=kept.header.key, step=number, ended_at=5.0)
+                    text, key = kept.header.name, kept.header.key
+                made = header(
+                    invocation, text, key=key, step=number, ended_at=None if opened is None else 5.0
+                )
             body = bytes([number % 256]) * size
             commits.append(
                 Commit(

@@ -1,4 +1,4 @@
-"""Growing, closing and overwriting under load: what bindings of LMDB have hung on, crashed in or leaked by."""
+"""Growing, closing and overwriting under load: what bindings of LMDB have hung, crashed or leaked in."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_twenty_growths_in_a_row_under_load_lose_nothing_s3(tmp_path, monkeypatc
     environment = store._env
     monkeypatch.setattr(store, "_env", Resized())
     one = new_id(1)
-    store.write([Commit(one, 1, (1).to_bytes(4, "big") * 500, header=first(one, "one").header, open=True)])
+    store.write([first(one, "one", (1).to_bytes(4, "big") * 500)])
     number = 1
     with Threads(*reads(store, one)) as threads:
         while len(sizes) <= 20:
@@ -110,7 +110,7 @@ def test_close_with_a_waiting_writer_and_readers_does_not_hang_s2(tmp_path):
     for turn in range(8):
         store = open_store(tmp_path / str(turn), map_size_bytes=1 << 17, ballast_bytes=0)
         one = new_id(1)
-        store.write([Commit(one, 1, (1).to_bytes(4, "big") * 500, header=first(one, "one").header, open=True)])
+        store.write([first(one, "one", (1).to_bytes(4, "big") * 500)])
         numbers = iter(range(2, 10**9))
         acknowledged = [1]
 
@@ -182,7 +182,7 @@ def test_values_of_2_to_100_kb_overwritten_many_times_stay_whole_and_in_place_s4
 
 
 def test_reads_of_a_long_journal_leave_no_old_page_behind(tmp_path):
-    """A reader that stands still while others write must not keep their old pages (one did: nine times the file)."""
+    """A reader that stands still must not keep old pages from being used again."""
     store = open_store(tmp_path, ballast_bytes=0)
     one = new_id(1)
     store.write([first(one, "one"), *(Commit(one, number, bytes(100)) for number in range(2, 1000))])

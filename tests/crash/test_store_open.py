@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from hayata_supervisor.store.interface import Commit
 from hayata_supervisor.store.lmdb_store import open_store
 from tests.support.store_child import batch, written
 from tests.support.store_commits import first, header, last, new_id
-from tests.support.store_rig import run, run_to_end
+from tests.support.store_rig import run
 
 
 def refused(data_dir: Path, code: str) -> HayataError:
@@ -43,7 +42,7 @@ def raw(data_dir: Path) -> lmdb.Environment:
     return lmdb.open(str(data_dir / "store"), create=False, max_dbs=32, map_size=1 << 28)
 
 
-# ------------------------------------------------------------------------------------------------------ the directory
+# ---------------------------------------------------------------------------------------------- the directory
 
 
 def test_missing_directory_is_made_for_its_owner_alone(tmp_path):
@@ -154,12 +153,13 @@ def test_address_space_that_is_limited_gives_a_smaller_map_that_grows(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, env=environment
-    )
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
     assert done.stdout.split() == ["open", "0", "1", "2", "3"]
 
 
-# ---------------------------------------------------------------------------------------------------------- truncation
+# ------------------------------------------------------------------------------------------------- truncation
 
 
 def test_file_cut_off_anywhere_is_corrupt_before_lmdb_can_die_of_it(tmp_path):
@@ -220,7 +220,7 @@ def test_table_that_is_missing_is_corrupt(tmp_path):
     assert "journal" in refused(tmp_path, "store_corrupt").message
 
 
-# ---------------------------------------------------------------------------------------------------------- bit flips
+# -------------------------------------------------------------------------------------------------- bit flips
 
 ONE, TWO = new_id(1000), new_id(2000)
 PLANTED = {
@@ -264,7 +264,7 @@ def test_flipped_bit_in_a_value_is_corrupt_and_names_the_record(tmp_path, table)
         shutil.copytree(tmp_path / "0", copy)
         flip(copy / "store" / data.name, needle, bit)
         store = open_store(copy, ballast_bytes=0)
-        for read in (lambda: list(store.load_open()), lambda: store.load(ONE)):
+        for read in (lambda store=store: list(store.load_open()), lambda store=store: store.load(ONE)):
             with pytest.raises(Unavailable) as caught:
                 read()
             assert caught.value.code == "store_corrupt"
@@ -275,7 +275,9 @@ def test_flipped_bit_in_a_value_is_corrupt_and_names_the_record(tmp_path, table)
         store.close()
 
 
-@pytest.mark.parametrize(("table", "key", "record"), [("name", b"one", "name of 'one'"), ("key", b"agent\0k", "key of")])
+@pytest.mark.parametrize(
+    ("table", "key", "record"), [("name", b"one", "name of 'one'"), ("key", b"agent\0k", "key of")]
+)
 def test_flipped_bit_in_a_name_or_key_is_corrupt_for_reader_and_writer(tmp_path, table, key, record):
     planted(tmp_path)
     env = raw(tmp_path)
@@ -287,9 +289,10 @@ def test_flipped_bit_in_a_name_or_key_is_corrupt_for_reader_and_writer(tmp_path,
     env.close()
     store = open_store(tmp_path)
     three = new_id(3000)
+    name = "one" if table == "name" else "three"
     for call in (
         lambda: store.find("one") if table == "name" else store.find_key("agent", "k"),
-        lambda: store.write([first(three, "one" if table == "name" else "three", key="k"), Commit(TWO, 2, b"")]),
+        lambda: store.write([first(three, name, key="k"), Commit(TWO, 2, b"")]),
     ):
         with pytest.raises(Unavailable, match=record) as caught:
             call()
@@ -358,7 +361,7 @@ def test_flipped_bytes_anywhere_are_never_taken_for_good(tmp_path):
     assert set(outcomes) == {"whole", "store_corrupt"}
 
 
-# ------------------------------------------------------------------------------------------------------------ retention
+# -------------------------------------------------------------------------------------------------- retention
 
 
 def test_ended_invocation_is_in_the_order_of_retention(tmp_path):
@@ -376,7 +379,10 @@ def test_ended_invocation_is_in_the_order_of_retention(tmp_path):
 def test_open_flags_are_those_that_keep_acknowledged_commits(tmp_path):
     store = open_store(tmp_path)
     flags = store._env.flags()
-    assert (flags["sync"], flags["metasync"], flags["writemap"], flags["map_async"]) == (True, True, False, False)
+    assert flags["sync"]
+    assert flags["metasync"]
+    assert not flags["writemap"]
+    assert not flags["map_async"]
     assert store._env.lib_version()[:2] == (0, 9)
     assert store._env.max_readers() == 64
     assert store._env.info()["map_size"] == opening.DEFAULT_MAP_BYTES

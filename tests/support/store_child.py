@@ -1,9 +1,9 @@
-"""Programs that use a store in a process of their own: ``python -m tests.support.store_child COMMAND DIR …``.
+"""Programs that use a store in a process of their own: ``python -m tests.support.store_child COMMAND DIR``.
 
-``nursery``   forks a child for each line on stdin, and tells its pid: starting an interpreter for each kill is slow
-``batches N`` opens the store and writes until it holds N batches (0: without end), each acknowledged as a line
-``careless N`` the same, with an LMDB that doesn't sync its meta page: what a test must catch
-``hold``      opens the store, says ``open``, answers each line on stdin with a commit, ends at the end of stdin
+``batches N`` opens the store and writes until it holds N batches (0: without end), and tells of each
+``nursery``   forks a child that does this for each line on stdin; starting an interpreter for each is slow
+``careless N`` as ``batches``, with an LMDB that doesn't sync its meta page: what a test must catch
+``hold``      opens the store, answers each line on stdin with a commit, ends at the end of stdin
 ``try``       opens the store and closes it again
 ``fork``      uses the store before and after a fork, and tells what the child could do
 ``full``      writes until there is no room, makes room, goes on

@@ -1,7 +1,7 @@
 """Power cuts: what a disk may hold of a file, at any moment of a run that strace has recorded.
 
-A disk keeps what was synced, and of the rest any sectors, in any order. A recording knows which is which: `fdatasync`
-makes all earlier writes to the file durable, a write on an O_DSYNC descriptor makes itself durable.
+A disk keeps what was synced, and of the rest any sectors, in any order. A recording knows which is which:
+`fdatasync` makes all earlier writes to the file durable, a write on an O_DSYNC descriptor only itself.
 """
 
 from __future__ import annotations

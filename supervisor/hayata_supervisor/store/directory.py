@@ -28,7 +28,9 @@ BALLAST: Final = "ballast"
 PROBE: Final = "store.probe"
 DATA: Final = "data.mdb"
 
-_OURS = frozenset({LOCK, STORE, STORE_NEW, BALLAST, PROBE, "guard.lock", "hayata.toml", "hayata.sock.lock", "starts"})
+_OURS = frozenset(
+    {LOCK, STORE, STORE_NEW, BALLAST, PROBE, "guard.lock", "hayata.toml", "hayata.sock.lock", "starts"}
+)
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers that mean: no room. EFBIG is a limit on the size of files (RLIMIT_FSIZE)."""

@@ -107,7 +107,7 @@ def unstorable(commit: Commit, problem: BaseException) -> Unstorable:
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What recovery needs of an invocation; ``records`` are those after ``snapshot_number`` (0: no snapshot)."""
+    """One invocation for recovery; ``records`` are those after ``snapshot_number`` (0: no snapshot)."""
 
     header: Header
     snapshot_number: int

@@ -58,8 +58,8 @@ def open_environment(data_dir: Path, map_size_bytes: int) -> Opened:
         if not path.exists():
             _create(data_dir)
         used_bytes = _check_file(path / directory.DATA)
-        # Half of it free at least: LMDB makes a map that is too small just as large as the file, and not one page
-        # could be written.
+        # Half of it free at least: LMDB makes a map that is too small just as large as the file, and then not
+        # one page could be written.
         while map_size_bytes < 2 * used_bytes:
             map_size_bytes *= 2
         env = _environment(path, map_size_bytes, 2 * used_bytes)

@@ -119,5 +119,3 @@ class Reader:
         if header is None:
             raise layout.corrupt(table, key, f"it names invocation {invocation.hex()}, which isn't there")
         return header
-
-
