@@ -20,7 +20,7 @@ from hayata import Add, Agent, Context, Decision, Extend, Finish, Next, Node, Po
 from . import corpus
 from .ledger import append, note
 
-BATCHES = 16
+BATCHES = 14
 BATCH_BYTES = 300_000
 BYTES_PER_S = 250_000
 PUBLISHING_S = 0.9

@@ -26,7 +26,7 @@ from hayata_supervisor.engine import Engine
 from hayata_supervisor.logs import LogThread
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.background import BackgroundThread
-from hayata_supervisor.process.packets import Packets
+from hayata_supervisor.process.packets import PACKET_BYTES, Packets
 from hayata_supervisor.process.pidfd import open_pidfd
 from hayata_supervisor.process.reactor import Reactor
 from hayata_supervisor.process.signals import SignalInbox
@@ -39,7 +39,7 @@ from hayata_supervisor.store.lmdb_store import open_store
 from hayata_supervisor.tree import WorkerTree
 from hayata_supervisor.tree.port import failure
 
-EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT = 2, 5, 65
+EXIT_AGAIN, EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 5, 65
 _EXIT_CODES = {
     "store_corrupt": EXIT_CORRUPT,
     "data_dir_in_use": EXIT_REFUSED,
@@ -169,7 +169,7 @@ class Supervisor:
             self._log.info("serving", agents=list(self._engine.agents), socket=self._launch.socket)
 
     def _fatal(self, error: ErrorInfo, exit_code: int) -> None:
-        self._guard.send(Fatal(error, exit_code))
+        self._guard.send(Fatal(_fitting(error), exit_code))
         self._exit_code = exit_code
         self._drain(0.0)
 
@@ -226,6 +226,13 @@ class Supervisor:
             self._reactor.call_later(_LOOK_S, self._tree_stopped)
 
 
+def _fitting(error: ErrorInfo) -> ErrorInfo:
+    """The error, without its details if those don't fit into a packet."""
+    if len(bytes(error.details)) < PACKET_BYTES // 2:
+        return error
+    return ErrorInfo(error.code, error.message[:4096], error.hint)
+
+
 def _with_memory(info: ProcessInfo) -> ProcessInfo:
     return msgspec.structs.replace(
         info, memory_bytes=_resident(info.pid), children=[_with_memory(child) for child in info.children]
@@ -261,11 +268,12 @@ def supervisor_main(arguments: Sequence[str]) -> int:
     try:
         supervisor = Supervisor(launch, options.launch_fd, listener, guard, first_start=options.first_start)
     except HayataError as error:
-        code = _EXIT_CODES.get(error.code, 1)
+        code = _EXIT_CODES.get(error.code, EXIT_AGAIN)
         info = failure(error.code, error.message, hint=error.hint, **error.details)
-        if code != 1:
-            guard.send(msgspec.msgpack.encode(Fatal(info, code)))
-        print(f"hayata: {error}", file=sys.stderr)
+        if code == EXIT_AGAIN:
+            print(f"hayata: {error}", file=sys.stderr)
+        else:
+            guard.send(msgspec.msgpack.encode(Fatal(_fitting(info), code)))  # the guard says it
         return code
     return supervisor.run()
 

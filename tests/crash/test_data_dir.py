@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,7 @@ if os.geteuid() == 0:
 try:
     data_dir.claim(sys.argv[1])
 except HayataError as error:
-    print(error.code, error.details.get("uid"))
+    print(error.code)
 else:
     print("claimed")
 """
@@ -37,11 +39,11 @@ def _claim(path):
 
 
 @pytest.fixture
-def open_path(tmp_path):
-    """A directory that other users can reach."""
-    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        directory.chmod(0o755)
-    return tmp_path
+def open_path():
+    """A directory that other users can reach, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="hg-", dir="/tmp") as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's directory")

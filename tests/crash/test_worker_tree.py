@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import time
@@ -447,6 +449,41 @@ def test_sixty_crash_restarts_leave_the_number_of_descriptors_unchanged(rig):
     rig.report("last")
     assert rig.descriptors() == before
     assert len(rig.children()) == 6
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_kills_every_task_ends_once_and_runs_at_most_once_and_every_question_is_answered_once(
+    rig, seed
+):
+    dice = random.Random(seed)
+    ledger = rig.home / "ledger"
+    ledger.touch()
+    ends = {}
+    for number in range(60):
+        rig.dispatch(f"e{number}", ledger=str(ledger), value=number)
+        rig.evaluate(number, quiet=True, result=number)
+        victims = rig.marked() if dice.random() < 0.5 else rig.children()
+        if victims and dice.random() < 0.5:
+            with contextlib.suppress(ProcessLookupError):
+                kill(dice.choice(victims))
+        if dice.random() < 0.3:  # else the dead are all that is left to be killed
+            ends[number] = rig.report(f"e{number}")
+    ends.update({number: rig.report(f"e{number}") for number in range(60) if number not in ends})
+    answers = {number: rig.answer(number) for number in range(60)}
+    bodies = ledger.read_text().split()
+    assert len(bodies) == len(set(bodies))
+    for number, end in ends.items():
+        if end["type"] == "TaskCompleted":
+            assert end["update"] == {"value": number}
+            assert f"e{number}" in bodies
+        else:
+            assert end["error"]["code"] in ("node_crashed", "edge_crashed")
+    assert {answer["type"] for answer in answers.values()} <= {"DecidedFinish", "PolicyFailed"}
+    # Whatever is late would come before the answer to this.
+    rig.dispatch("last", ledger=str(ledger))
+    assert rig.report("last")["type"] == "TaskCompleted"
+    assert not rig.heard("reported")
+    assert not rig.heard("answered")
 
 
 # The edge watcher by itself

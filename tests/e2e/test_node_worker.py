@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hayata import values
@@ -324,6 +325,14 @@ def test_memory_limit_is_set_in_the_edge(supervisor: Supervisor):
     line = next(line for line in limits.splitlines() if line.startswith("Max address space"))
     assert line.split()[3:5] == [str(4 * 1024**3)] * 2
     assert os.getpid() != node.edge().pid
+
+
+def test_idle_edge_costs_little_memory_of_its_own(supervisor: Supervisor):
+    node = supervisor.node("trivial")
+    for number in range(50):
+        node.call(f"t{number}")
+    own = psutil.Process(node.edge().pid).memory_full_info().uss
+    assert own < 4 * 1024**2, "2.7 MB when this was written; without gc.freeze() it is 10"
 
 
 def test_idle_edges_are_let_go_but_one(supervisor: Supervisor):

@@ -1,4 +1,4 @@
-"""Lines, batches and the allowance of what user code prints; and that a reader which can't keep up loses lines."""
+"""What user code prints: lines, batches, the allowance; and that a reader which can't keep up loses lines."""
 
 from __future__ import annotations
 

@@ -23,7 +23,11 @@ def tell(event, **fields):
 
 def act(state, ctx):
     told = ctx.input or {}
-    tell("body", execution=ctx.execution_id)
+    if "ledger" in told:
+        with open(told["ledger"], "a") as ledger:
+            ledger.write(f"{ctx.execution_id}\n")
+    else:
+        tell("body", execution=ctx.execution_id)
     match told.get("do"):
         case "block":
             signal.pause()

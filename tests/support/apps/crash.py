@@ -90,8 +90,8 @@ def work(state, ctx):
     return result
 
 
-def node(name, **options):
-    return Node(work, name=name, **options)
+def node(name, concurrency=4, **options):
+    return Node(work, name=name, concurrency=concurrency, **options)
 
 
 RERUN = Rerun(max_attempts=3)
@@ -134,7 +134,7 @@ def join(state, ctx):
 
 
 def pair(id, **options):
-    nodes = [node("left", concurrency=2, **options), node("right", concurrency=1, **options), Node(join)]
+    nodes = [node("left", **options), node("right", concurrency=1, **options), Node(join)]
     return Agent(id=id, nodes=nodes, decision_policy=side_by_side)
 
 
