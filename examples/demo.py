@@ -48,10 +48,14 @@ class Viewer:
     def say(self, line: str) -> None:
         """Show a line."""
         line = f"{time.monotonic() - self.began:6.2f} s  {line}"
-        if self.is_live:
-            self.console.print(line, style="bold red" if "kill -9" in line else "", markup=False)
-        else:
-            print(line, flush=True)
+        try:
+            if self.is_live:
+                self.console.print(line, style="bold red" if "kill -9" in line else "", markup=False)
+            else:
+                print(line, flush=True)
+        except BrokenPipeError:  # nobody looks on any more; it may be any thread that finds out
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.kill(os.getpid(), signal.SIGHUP)
 
 
 def run(viewer: Viewer, folder: str) -> int:

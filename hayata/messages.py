@@ -726,7 +726,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         drain_timeout_s: How long a stop waits for running executions.
         policy_timeout_s: How long one policy evaluation may take.
         start_timeout_s: How long a worker may take to get ready, a forkserver's import included.
-        node_retry_s: How long a given-up node or agent rests before it is tried again; doubles up to 20 times this.
+        node_retry_s: How long a given-up node or agent rests before it is tried again; doubles up to 10 times this.
         frame_cap_bytes: Largest message.
     """
 

@@ -106,7 +106,10 @@ class Committer:
         size = 0
         now = clock.monotonic()
         for entry in self._queue:
-            if entry.hold_until > now or len(batch) == _MAX_COMMITS or size > _MAX_BYTES:
+            mate = entry.persist.mate
+            if mate is not None and _is_of(mate, batch):
+                batch.append(entry)  # whatever the limits say
+            elif entry.hold_until > now or len(batch) >= _MAX_COMMITS or size > _MAX_BYTES:
                 rest.append(entry)
             else:
                 batch.append(entry)
@@ -152,7 +155,11 @@ class Committer:
     def _park(self, batch: list[_Entry], error: HayataError) -> None:
         """Put the batch back and try again later, without what would make new invocations."""
         self.full = error
-        refused = {entry.persist.subject.id for entry in batch if entry.persist.number == 1}
+        refused = {
+            entry.persist.subject.id
+            for entry in batch
+            if entry.persist.number == 1 and entry.persist.mate is None
+        }
         queue = batch + self._queue
         self._queue = [entry for entry in queue if entry.persist.subject.id not in refused]
         for entry in queue:
@@ -162,6 +169,10 @@ class Committer:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._reactor.call_later(_FULL_RETRY_S, self._timer_due)
+
+
+def _is_of(invocation: bytes, entries: list[_Entry]) -> bool:
+    return any(entry.persist.subject.id == invocation for entry in entries)
 
 
 def _commit(persist: Persist) -> Commit:

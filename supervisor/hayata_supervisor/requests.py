@@ -11,7 +11,7 @@ from hayata.errors import HayataError
 from hayata.ids import Execution, check_name, new_uuid7, parse_execution_id
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
-from hayata_supervisor.core.effects import Call
+from hayata_supervisor.core.effects import Call, Persist
 from hayata_supervisor.core.invocation import Invocation, info
 from hayata_supervisor.core.merge import MergeRefused, relevant
 from hayata_supervisor.core.views import tasks
@@ -352,13 +352,12 @@ class Requests:
         effects, touched = coordinator.recover(request.changed, now())
         self._engine.perform(request.agent, effects)
         again = [each for each in touched if request.changed == "restart" and each.status == "cancelled"]
-        for each in again:
-            self._restart(agent, each)
+        fresh = [self._restart(agent, each) for each in again]
         shown = [coordinator.overlay(each.id, info(each)) for each in touched]
-        self._when_all_durable([each.id for each in touched], m.InvocationList(shown), sink)
+        self._when_all_durable([*(each.id for each in touched), *fresh], m.InvocationList(shown), sink)
 
-    def _restart(self, agent: Agent, old: Invocation) -> None:
-        """Begin a dropped invocation anew, under a new name, in the same turn: one commit holds both."""
+    def _restart(self, agent: Agent, old: Invocation) -> bytes:
+        """Begin a dropped invocation anew, under a new name; one commit holds both. Returns the new id."""
         id = new_uuid7(clock.unix_ms())
         fresh = Invocation(
             id=id,
@@ -375,7 +374,12 @@ class Requests:
             input=old.input,
         )
         self._engine.open.add(id)
-        self._engine.perform(old.agent, agent.coordinator.run(fresh, None, queue=True, token=None, now=now()))
+        effects = agent.coordinator.run(fresh, None, queue=True, token=None, now=now())
+        for effect in effects:
+            if isinstance(effect, Persist) and effect.subject is fresh:
+                effect.hold, effect.mate = False, old.id
+        self._engine.perform(old.agent, effects)
+        return id
 
     def _when_all_durable(self, ids: list[bytes], answer: m.Answer, sink: Sink) -> None:
         left = [*ids]

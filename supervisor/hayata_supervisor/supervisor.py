@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import socket
 import sys
@@ -262,6 +263,8 @@ def supervisor_main(arguments: Sequence[str]) -> int:
     prctl.become_subreaper()
     keep_descriptors_to_ourselves()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # six descriptors a worker, one an edge, one a client
     launch: Launch = decoder(Launch).decode(read_memfd(options.launch_fd))
     guard = socket.socket(fileno=options.guard_fd)
     listener = socket.socket(fileno=options.listen_fd)

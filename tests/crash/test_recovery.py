@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +14,10 @@ import pytest
 
 from hayata import Client, HayataError, InvocationCancelled, InvocationFailed, RecoveryNeeded
 from hayata.client import Invocation
-from hayata.client.records import TERMINAL, Task
-from tests.support.crash_site import Daemon, Seen, Site, check_gone
+from hayata.client.records import TERMINAL, Event, Task
+from tests.support.crash_site import Daemon, Site, check_gone
 from tests.support.eventually import eventually
-from tests.support.ledger import Ledger, audit, check_events
+from tests.support.ledger import audit, check_events
 
 WAIT_S = 20.0
 
@@ -144,7 +143,8 @@ def test_parallel_invocation_reuses_one_branch_and_runs_the_other(daemon: Daemon
     blocker = at_gate(daemon, "pair", "right")
     invocation = daemon.client.run("pair")
     done = eventually(
-        lambda: [task for task in invocation.tasks() if task.status == "completed"], "the left branch is stored"
+        lambda: [task for task in invocation.tasks() if task.status == "completed"],
+        "the left branch is stored",
     )
     assert statuses(invocation) == [("left", 1, "completed"), ("right", 1, "scheduled")]
     daemon.kill_supervisor()
@@ -198,11 +198,11 @@ def test_reconcile_settles_each_uncertain_task_once(daemon: Daemon):
     tasks = {invocation.id: uncertain(invocation) for invocation in (first, second, third)}
     daemon.site.open_gate("act")
 
-    refused("invalid_node_result", lambda: client.reconcile(first.id, tasks[first.id].id, result=[1]))
+    refused("invalid_node_result", lambda: client.reconcile(first.id, tasks[first.id].id, result={"act": 1}))
     assert first.status() == "uncertain"
-    settled = client.reconcile(first.id, tasks[first.id].id, result={"act": 1, "log": 1}, by="ann")
+    settled = client.reconcile(first.id, tasks[first.id].id, result={"act": "yes", "log": "yes"}, by="ann")
     assert (settled.status, settled.reconciled.by, settled.reconciled.how) == ("completed", "ann", "result")
-    assert first.result(timeout=WAIT_S)["act"] == 1
+    assert first.result(timeout=WAIT_S)["act"] == "yes"
     again = refused("already_reconciled", lambda: client.reconcile(first.id, tasks[first.id].id, retry=True))
     assert again.details["by"] == "ann"
 
@@ -214,11 +214,18 @@ def test_reconcile_settles_each_uncertain_task_once(daemon: Daemon):
     assert third.result(timeout=WAIT_S)["act"]
     assert statuses(third)[1:3] == [("act", 1, "failed"), ("act", 2, "completed")]
 
-    refused("not_uncertain", lambda: client.reconcile(at_gate(daemon, "again").id, third.tasks()[0].id, retry=True))
+    running = at_gate(daemon, "pair", "right")
+    for invocation, code in ((running, "not_uncertain"), (third, "invocation_terminal")):
+        task = invocation.tasks()[0]
+        refused(code, lambda id=invocation.id, task=task: client.reconcile(id, task.id, retry=True))
     daemon.kill_supervisor()  # what was settled stays settled
     assert [event.type for event in first.events()].count("node_reconciled") == 1
     audit(client, daemon.site.ledger, [first.id, second.id, third.id], reruns={})
-    assert [daemon.site.ledger.attempts(each.id, "act") for each in (first, second, third)] == [[1], [1], [1, 2]]
+    assert [daemon.site.ledger.attempts(each.id, "act") for each in (first, second, third)] == [
+        [1],
+        [1],
+        [1, 2],
+    ]
 
 
 @pytest.mark.parametrize("changed", ["continue", "restart", "drop"])
@@ -259,7 +266,9 @@ def threads():
         yield pool
 
 
-def test_client_that_waits_for_a_result_gets_it_from_the_next_supervisor(daemon: Daemon, threads: ThreadPoolExecutor):
+def test_client_that_waits_for_a_result_gets_it_from_the_next_supervisor(
+    daemon: Daemon, threads: ThreadPoolExecutor
+):
     again, plain = at_gate(daemon, "again"), at_gate(daemon, "line")
     result = threads.submit(again.result, WAIT_S)
     error = threads.submit(plain.result, WAIT_S)
@@ -330,14 +339,8 @@ def test_session_queue_survives_in_its_order(daemon: Daemon):
 
 def test_reader_of_events_sees_each_number_once_over_a_restart(daemon: Daemon, threads: ThreadPoolExecutor):
     invocation = daemon.client.run("streamer", {"pour_gate": "pour"}, stream=True)
-    read: list = []
-
-    def follow() -> None:
-        read.extend([])
-        for event in invocation.events(until="terminal"):
-            read.append(event)
-
-    following = threads.submit(follow)
+    read: list[Event] = []
+    following = threads.submit(lambda: read.extend(invocation.events(until="terminal")))
     eventually(lambda: len([e for e in read if e.type == "node_partial_result"]) == 5, "five chunks")
     seen = read[-1].sequence
     daemon.kill_supervisor()
@@ -348,9 +351,13 @@ def test_reader_of_events_sees_each_number_once_over_a_restart(daemon: Daemon, t
     chunks = [e.data["result"] for e in read if e.type == "node_partial_result"]
     assert chunks[:5] == [{"attempt": 1, "chunk": number} for number in range(5)]
     assert chunks[5:] == [{"attempt": 2, "chunk": number} for number in range(10)]
-    late = list(invocation.events(after=seen))  # a reader that comes later, behind what was read before the kill
+    late = list(
+        invocation.events(after=seen)
+    )  # a reader that comes later, behind what was read before the kill
     check_events(late, "completed", first=seen + 1)
-    assert [e.sequence for e in late if e.type != "gap"] == [e.sequence for e in read if e.sequence > seen and e.type != "gap"]
+    assert [e.sequence for e in late if e.type != "gap"] == [
+        e.sequence for e in read if e.sequence > seen and e.type != "gap"
+    ]
     check_events(list(invocation.events()), "completed")
     both_killed(daemon)
     check_events(list(invocation.events()), "completed")
@@ -377,7 +384,9 @@ def test_second_daemon_gets_a_clear_error_and_the_first_still_serves_p16(site: S
         assert "hint: " in said
         assert "Traceback" not in said
     assert not [seen for seen in tree if seen.dead()]
-    eventually(lambda: {seen.pid for seen in site.marked()} == {seen.pid for seen in first.tree()}, "only the first")
+    eventually(
+        lambda: {seen.pid for seen in site.marked()} == {seen.pid for seen in first.tree()}, "only the first"
+    )
     assert os.path.exists(first.socket)
     assert not os.path.exists(f"{site.home}/s2.lock")
     site.open_gate("act")

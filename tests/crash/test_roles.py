@@ -48,7 +48,6 @@ class Pair:
         audit(self.daemon.client, self.site.ledger, [self.plain.id], reruns={})
         audit(self.daemon.client, self.site.ledger, [self.again.id], reruns=RERUNS)
 
-
     def works(self, seen: Seen) -> bool:
         """Whether the process works for one of the two."""
         if seen.role == "edge":
@@ -118,7 +117,10 @@ def test_task_cut_off_under_a_living_supervisor_fails_or_runs_again_as_its_node_
     assert failed.value.details["signal"] == "SIGKILL" if role == "edge" else "signal" in failed.value.details
     daemon.site.open_gate("act")
     check_rerun(pair, [1, 2])
-    assert [(task.node, task.status) for task in pair.plain.tasks()] == [("prepare", "completed"), ("act", "failed")]
+    assert [(task.node, task.status) for task in pair.plain.tasks()] == [
+        ("prepare", "completed"),
+        ("act", "failed"),
+    ]
     assert daemon.site.ledger.attempts(pair.plain.id, "act") == [1]
     pair.check_bodies()
     assert daemon.client.call("line", timeout=20)["act"]  # the worker is replaced
@@ -157,7 +159,9 @@ def reconciled(pair: Pair, how: str) -> None:
 
 
 @pytest.mark.parametrize(("role", "how"), [("supervisor", "result"), ("guard", "error"), ("all", "retry")])
-def test_task_cut_off_with_its_supervisor_is_uncertain_until_it_is_reconciled_p2(daemon: Daemon, role: str, how: str):
+def test_task_cut_off_with_its_supervisor_is_uncertain_until_it_is_reconciled_p2(
+    daemon: Daemon, role: str, how: str
+):
     pair = Pair(daemon)
     kill(pair, role)
     with pytest.raises(RecoveryNeeded) as needed:

@@ -59,7 +59,9 @@ class Seen:
 class Daemon:
     """One daemon of a site. `start` it, kill what you like, `start` it again."""
 
-    def __init__(self, site: Site, app: str, data_dir: str, sock: str, limits: dict[str, float] | None) -> None:
+    def __init__(
+        self, site: Site, app: str, data_dir: str, sock: str, limits: dict[str, float] | None
+    ) -> None:
         self.site, self.app, self.data_dir, self.socket = site, app, data_dir, sock
         self.client = Client(sock)
         self._limits = limits
@@ -210,11 +212,17 @@ class Site:
             seen.dead(DEADLINE_S)
         for daemon in self._daemons:
             daemon.client.close()
-            if os.path.lexists(daemon.socket) and daemon._guard and daemon._guard.returncode != -signal.SIGKILL:
+            if (
+                os.path.lexists(daemon.socket)
+                and daemon._guard
+                and daemon._guard.returncode != -signal.SIGKILL
+            ):
                 failures.append(f"socket {daemon.socket}")
         for seen in self._seen:
             os.close(seen.pidfd)
-        sys.stderr.write(self.log.read_text() if self.log.exists() else "")  # pytest shows it when the test failed
+        sys.stderr.write(
+            self.log.read_text() if self.log.exists() else ""
+        )  # pytest shows it when the test failed
         shutil.rmtree(self.home)
         failures += map(str, left)
         assert not failures, f"left behind: {failures}"

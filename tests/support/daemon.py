@@ -23,7 +23,7 @@ MARK = "HAYATA_TEST_MARK"
 
 
 def environment(mark: str, **more: str) -> dict[str, str]:
-    """An environment in which the packages and the tests can be imported, and whose processes can be found."""
+    """An environment in which our packages can be imported, and whose processes can be found."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "supervisor")])
     return {**os.environ, "PYTHONPATH": path, MARK: mark, "PYTHONWARNINGS": "", **more}
 

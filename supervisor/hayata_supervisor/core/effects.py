@@ -34,7 +34,8 @@ class Persist(msgspec.Struct):
 
     ``open``, ``snapshot``, ``memory``: as in the store's commit. ``header``: what to write into the invocation's
     header, as of this record; None when nothing of it has changed. ``subject`` is the live invocation: only what never
-    changes may be read from it, since it may be ahead of this record.
+    changes may be read from it, since it may be ahead of this record. ``mate``: another invocation, whose last record must
+    be in the same transaction as this one, however large that gets.
     """
 
     subject: Invocation
@@ -46,6 +47,7 @@ class Persist(msgspec.Struct):
     memory: tuple[str, bytes] | None
     hold: bool
     after: list[Effect]
+    mate: bytes | None = None
 
 
 class Barrier(msgspec.Struct, frozen=True):

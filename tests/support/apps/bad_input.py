@@ -178,6 +178,13 @@ agents = [
     Agent(id="value_of_policy", nodes=[echo], decision_policy=wrong_value_of_policy),
     *(
         Agent(id=node.__name__.removeprefix("wrong_"), nodes=[node], decision_policy=once(node.__name__))
-        for node in (wrong_result, wrong_result_async, wrong_value, wrong_raise, wrong_raise_async, wrong_chunk)
+        for node in (
+            wrong_result,
+            wrong_result_async,
+            wrong_value,
+            wrong_raise,
+            wrong_raise_async,
+            wrong_chunk,
+        )
     ),
 ]

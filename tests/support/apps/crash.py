@@ -16,6 +16,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 from uuid import uuid4
 
 from hayata import Agent, Finish, Next, Node, Rerun
@@ -98,6 +99,15 @@ RERUN = Rerun(max_attempts=3)
 
 
 # One after the other: `act` is what is cut off.
+
+
+class Acted(TypedDict):
+    act: str
+    log: str
+
+
+def act(**options):
+    return node("act", output=Acted, **options)
 
 
 def in_line(context):
@@ -211,9 +221,9 @@ def short():
 
 
 agents = [
-    line("line", node("act")),
-    line("manual", node("act"), resume="manual"),
-    line("again", node("act", interrupted=RERUN)),
+    line("line", act()),
+    line("manual", act(), resume="manual"),
+    line("again", act(interrupted=RERUN)),
     pair("pair"),
     pair("pair_again", interrupted=RERUN),
     Agent(id="chat", nodes=[speak], decision_policy=once("speak"), conversation_memory=True),
