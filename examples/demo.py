@@ -1,9 +1,10 @@
-"""The point of Hayata in half a minute: a real job, in which an edge worker, a node and the supervisor are killed.
+"""The point of Hayata in half a minute: a real job, in which an edge worker, a node and the supervisor are
+killed.
 
     python examples/demo.py
 
-It counts the words of the Python files of this machine's standard library. On a terminal it shows the process tree
-beside the tasks' timeline; otherwise, or with NO_COLOR or CI set, plain lines. It ends with counts from an outside
+It counts the words of this machine's Python standard library. On a terminal it shows the process tree beside
+the tasks' timeline; otherwise, or with NO_COLOR or CI set, plain lines. It ends with counts from an outside
 ledger, which the task bodies write, and with exit code 1 if a completed task ran twice or a word is missing.
 """
 
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from demo_parts import corpus, job
-from demo_parts.counts import Counts, count
+from demo_parts.counts import Counts, count, lines, problems
 from demo_parts.ledger import Ledger
 from demo_parts.stage import DEADLINE_S, DemoFailed, Stage
 from demo_parts.strikes import strike_edge, strike_node, strike_supervisor
@@ -32,7 +33,7 @@ _STRIKES = {2: strike_edge, 4: strike_node, 6: strike_supervisor}
 
 
 class Viewer:
-    """Whoever looks on: lines with the seconds since the start in front, above the live view if there is one."""
+    """Whoever looks on. Lines get the seconds since the start in front; a live view stays below them."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
@@ -70,7 +71,7 @@ def run(viewer: Viewer, folder: str) -> int:
         stage = Stage(runtime, invocation, ledger, outbox, viewer.say)
         with _live(viewer, stage):
             for batches, strike in _STRIKES.items():
-                stage.wait(lambda wanted=batches: _counted(stage) >= wanted, f"batch {batches}")
+                _wait_counted(stage, batches)
                 strike(stage)
             result = invocation.result(timeout=2 * DEADLINE_S)
             stage.wait_read()
@@ -87,38 +88,29 @@ def _live(viewer: Viewer, stage: Stage) -> Any:
     return live(viewer.console, stage, viewer.began)
 
 
-def _counted(stage: Stage) -> int:
-    return sum(body.node == "add_up" and body.end is not None for body in stage.ledger.story().bodies)
+def _wait_counted(stage: Stage, batches: int) -> None:
+    def counted() -> bool:
+        bodies = stage.ledger.story().bodies
+        return sum(body.node == "add_up" and body.end is not None for body in bodies) >= batches
+
+    stage.wait(counted, f"batch {batches}")
 
 
 def _verdict(counts: Counts, result: dict[str, Any], published: list[str]) -> int:
     """Print the counts and say whether all is as promised: 0, or 1."""
+    print("\nwhat the outside ledger says")
+    for line in lines(counts):
+        print(line)
     expected = corpus.words_by_wc(result["files"])
-    print(f"""
-what the outside ledger says
-  {counts.tasks:6} tasks, in {counts.bodies} runs of their bodies
-  {counts.kills:6} kills, which cut off {counts.cut_off} running bodies
-  {counts.reused:6} results from before the supervisor's death, reused
-  {counts.after_restart:6} tasks run after its restart, {counts.again} of them once more because they were cut off
-  {counts.settled:6} uncertain task settled by reconcile
-  {counts.twice:6} completed tasks run twice
-
-{result["words"]} words in {len(result["files"])} files, {len(published)} sums published""", end=": ")
-    problems = list(counts.unexplained)
-    if counts.twice:
-        problems.append(f"{counts.twice} completed tasks ran twice")
-    if expected is None:
-        print("there is no wc here to compare with")
-    elif expected == result["words"]:
-        print("the same as wc -w")
-    else:
-        print(f"but wc -w says {expected}")
-        problems.append("words are missing or were counted twice")
-    if published != result["receipts"]:
-        problems.append(f"published are {published}, with receipts {result['receipts']}")
-    for problem in problems:
+    said = {None: "there is no wc here to compare with", result["words"]: "the same as wc -w"}
+    print(
+        f"\n{result['words']} words in {len(result['files'])} files, {len(published)} sums published:",
+        said.get(expected, f"but wc -w says {expected}"),
+    )
+    found = problems(counts, result, published, expected)
+    for problem in found:
         print(f"NOT AS PROMISED: {problem}")
-    return 1 if problems else 0
+    return 1 if found else 0
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

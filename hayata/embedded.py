@@ -92,10 +92,12 @@ class Runtime(Client):
             drain: Seconds that running executions are given to end.
         """
         self._closing = True
-        super().close()
-        if self._owner == os.getpid():
-            self._server.stop(drain)
-            _open.discard(self)
+        try:
+            super().close()
+        finally:
+            if self._owner == os.getpid():
+                self._server.stop(drain)
+                _open.discard(self)
 
     def __exit__(
         self,

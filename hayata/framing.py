@@ -6,7 +6,7 @@ its connection stay usable; the receiver refuses a header that announces more wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from hayata.errors import NodeError
 
@@ -50,38 +50,39 @@ class FrameReader:
     def __init__(self, cap_bytes: int = DEFAULT_CAP_BYTES) -> None:
         self._cap = cap_bytes
         self._buffer = bytearray()
-        self._start = 0
 
     @property
     def pending(self) -> bool:
         """Whether bytes of an incomplete frame are held."""
-        return len(self._buffer) > self._start
+        return bool(self._buffer)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
+    def feed(self, data: bytes | bytearray) -> Iterator[bytes]:
         """Take bytes in; yield each body that is now complete, in order.
 
         Raises:
             FrameTooLarge: A header announces more than the cap. The stream can't be read any further.
         """
-        buffer = self._buffer
-        buffer += data
-        start = self._start
-        try:
-            while len(buffer) - start >= HEADER:
-                size = int.from_bytes(buffer[start : start + HEADER], "big")
-                if size > self._cap:
-                    raise FrameTooLarge(size, self._cap)
-                end = start + HEADER + size
-                if len(buffer) < end:
-                    break
-                body = bytes(buffer[start + HEADER : end])
-                start = end
-                yield body
-        finally:
-            if start == len(buffer):
-                buffer.clear()
-                start = 0
-            elif start > 65536:
-                del buffer[:start]
-                start = 0
-            self._start = start
+        if not self._buffer and isinstance(data, bytes):
+            # The usual case, frames that came whole: each body is copied once.
+            taken = yield from self._whole(data)
+            self._buffer += data[taken:] if taken else data
+            return
+        self._buffer += data
+        taken = yield from self._whole(self._buffer)
+        del self._buffer[:taken]
+
+    def _whole(self, data: bytes | bytearray) -> Generator[bytes, None, int]:
+        """Yield the bodies that are complete in ``data``; return how many bytes they took."""
+        start, available = 0, len(data)
+        while available - start >= HEADER:
+            size = int.from_bytes(data[start : start + HEADER], "big")
+            if size > self._cap:
+                raise FrameTooLarge(size, self._cap)
+            end = start + HEADER + size
+            if available < end:
+                break
+            with memoryview(data) as view:
+                body = bytes(view[start + HEADER : end])
+            yield body
+            start = end
+        return start

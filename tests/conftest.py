@@ -1,7 +1,7 @@
-"""The guard of the whole run: a process, a temporary directory or a socket that a test has left behind fails it.
+"""The guard of the whole run: a process, a temporary file or a socket that a test has left behind fails it.
 
-Whatever the tests start inherits a mark in its environment, and makes its temporary directories below one of our own.
-`tmp_path` lies elsewhere: pytest keeps it for those who want to look.
+Whatever the tests start inherits a mark in its environment, and makes its temporary files below a directory
+of our own. `tmp_path` lies elsewhere: pytest keeps it for those who want to look.
 """
 
 from __future__ import annotations

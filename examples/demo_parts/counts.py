@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hayata import Task
 
@@ -67,6 +68,41 @@ def count(story: Story, tasks: Collection[Task], told: Iterable[str]) -> Counts:
         twice=sum(_ran_again(bodies, completed) for bodies in begun.values()),
         unexplained=tuple(_unexplained(story, tasks, completed)),
     )
+
+
+def lines(counts: Counts) -> list[str]:
+    """The counts for a viewer."""
+    again = f"{counts.again} of them again, as they were cut off"
+    return [
+        f"{number:6} {what}"
+        for number, what in (
+            (counts.tasks, f"tasks, in {counts.bodies} runs of their bodies"),
+            (counts.kills, f"kills, which cut off {counts.cut_off} running bodies"),
+            (counts.reused, "results from before the supervisor's death, reused"),
+            (counts.after_restart, f"tasks run after its restart, {again}"),
+            (counts.settled, "uncertain task settled by reconcile"),
+            (counts.twice, "completed tasks run twice"),
+        )
+    ]
+
+
+def problems(counts: Counts, result: Mapping[str, Any], published: list[str], by_wc: int | None) -> list[str]:
+    """What is not as promised, in words.
+
+    Args:
+        counts: The counts.
+        result: The job's result: ``words`` and ``receipts``.
+        published: What was found outside.
+        by_wc: What ``wc`` says; None when there is none.
+    """
+    found = list(counts.unexplained)
+    if counts.twice:
+        found.append(f"{counts.twice} completed tasks ran twice")
+    if by_wc not in (None, result["words"]):
+        found.append(f"the words are {result['words']}, and {by_wc} by wc -w")
+    if published != result["receipts"]:
+        found.append(f"published are {published}, with receipts {result['receipts']}")
+    return found
 
 
 def _ran_again(bodies: list[Body], completed: Collection[str]) -> bool:

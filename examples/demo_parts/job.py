@@ -1,11 +1,11 @@
 """The job: count the words of real text files, batch after batch, and publish the sum so far.
 
-``find`` makes the batches. Three nodes count a share of a batch each, in parallel, while ``publish`` sends out the sum
-of the batches before; ``add_up`` merges what they found. Counting may be run again when it is cut off (`Rerun`).
-Publishing may not: what is out is out.
+``find`` makes the batches. Three nodes count a share of a batch each, in parallel, while ``publish`` sends
+out the sum of the batches before; ``add_up`` merges what they found. Counting may be run again when it is cut
+off (`Rerun`). Publishing may not: what is out is out.
 
-The bodies are paced like calls of a model or a service, which is what nodes usually wait for; counting alone would be
-over before a kill could hit it.
+The bodies are paced like calls of a model or a service, which is what nodes usually wait for; counting alone
+would be over before a kill could hit it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The outside ledger: an append-only file in which task bodies and the demo write what they do, synced line by line.
+"""The outside ledger: an append-only file, synced line by line, in which task bodies and the demo write what
+they do.
 
-It knows nothing of Hayata, and Hayata nothing of it. What really happened is read from here, and compared with what
-the product says. Instants are `time.monotonic`, which all processes of a Linux machine share.
+It knows nothing of Hayata, and Hayata nothing of it. What really happened is read from here, and compared
+with what the product says. Instants are `time.monotonic`, which all processes of a Linux machine share.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class Story:
-    """All that is written in a ledger. ``settled`` is execution id → how; bodies are in the order of their starts."""
+    """All that is written in a ledger. Bodies are in the order of their starts; ``settled`` is execution id →
+    how.
+    """
 
     bodies: tuple[Body, ...]
     kills: tuple[Kill, ...]

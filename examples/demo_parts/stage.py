@@ -95,7 +95,7 @@ class Stage:
 
 
 def process_of(pid: int, parent: int) -> int | None:
-    """A pidfd of the process with this pid if ``parent`` is its parent, to be closed; None if there is none."""
+    """A pidfd, to be closed, of the process with this pid and parent; None if there is none."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

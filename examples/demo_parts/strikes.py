@@ -74,19 +74,24 @@ def _settle(stage: Stage, body: Body) -> None:
         raise DemoFailed(f"{task.node} is uncertain, but {body.node} was cut off")
     stage.say("    publish was cut off and is not declared Rerun: it is uncertain, and the job rests")
     out = _published(stage, body)
+    since = time.monotonic()
     if out is None:
         stage.say(f"    the sum of {body.batch} batches is not out, so it may be published again:")
         stage.say(f"    hayata reconcile {job} {task.id} --retry")
         settled = stage.client.reconcile(job, task.id, retry=True, by="demo")
     else:
         stage.say(f"    '{out}' is out already; run again, it would be out twice. So:")
-        stage.say(f"    hayata reconcile {job} {task.id} --result '{{\"receipts\": [\"{out}\"]}}'")
+        stage.say(f'    hayata reconcile {job} {task.id} --result \'{{"receipts": ["{out}"]}}\'')
         settled = stage.client.reconcile(job, task.id, result={"receipts": [out]}, by="demo")
-    since = time.monotonic()
     how = settled.reconciled.how if settled.reconciled else ""
     stage.ledger.note("settled", execution=task.id, how=how)
-    begun = stage.wait(lambda: [each for each in stage.ledger.story().running() if each.start > since], "work again")
-    stage.say(f"    settled; {_ms(since, begun[0].start)} ms later the job goes on")
+
+    def begun() -> list[Body]:
+        return [each for each in stage.ledger.story().bodies if each.start > since]
+
+    first = stage.wait(begun, "the next task")[0]
+    after_ms = _ms(since, first.start)
+    stage.say(f"    settled; after {after_ms} ms the job goes on with {first.node}, attempt {first.attempt}")
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ class Pause(NamedTuple):
 class Open(NamedTuple):
     """Send a request on a new connection of its own, in place of the one before."""
 
-    request: m.Request
+    request: m.FollowEvents
     greeting_s: float
 
 

@@ -23,6 +23,8 @@ from hayata_supervisor.tree.port import failure
 
 T = TypeVar("T")
 
+_LONGEST_DRAIN_S = 7 * 24 * 3600.0  # as in the configuration; more, or none at all, would be no timer
+
 
 class Requests:
     """Grants requests.
@@ -88,8 +90,11 @@ class Requests:
             case m.GetStats():
                 sink.reply(m.Stats(self._stats()))
             case m.StopDaemon():
+                drain_s = request.drain_s
+                if drain_s is not None and not 0 <= drain_s <= _LONGEST_DRAIN_S:
+                    raise Refusal(failure("invalid_options", f"drain_s can't be {drain_s}", hint="seconds, 0 or more"))
                 sink.reply(m.Done())
-                self._stop(request.drain_s)
+                self._stop(drain_s)
 
     # ---- agents and apps -------------------------------------------------------------------------------------------
 

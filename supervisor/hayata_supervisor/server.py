@@ -27,6 +27,10 @@ _MAX_QUEUED_BYTES = 1024 * 1024
 _ACCEPTS_A_TURN = 64
 
 _decode = m.decoder(m.ToServer).decode
+_skim = m.decoder(msgspec.Raw).decode
+_DEPTH_TO_SPARE = b"\x91" * 100
+"""So many arrays around it, a message must still be readable. What can just be read here, and is stored, would be
+too deep for a caller with a longer stack: each supervisor would end of it, one after the other."""
 
 
 class Server:
@@ -113,9 +117,14 @@ class Connection:
     def received(self, body: bytes) -> None:
         """One message."""
         try:
+            if len(body) > len(_DEPTH_TO_SPARE):  # else it can't be deep
+                _skim(_DEPTH_TO_SPARE + body)
             message = _decode(body)
         except msgspec.DecodeError as error:
             self._bad(body, error)
+            return
+        except RecursionError:
+            self.refuse("protocol_error", "a message is nested too deep to be read")
             return
         if isinstance(message, m.Hello):
             if message.protocol != m.PROTOCOL_VERSION:

@@ -1,4 +1,4 @@
-"""Each role killed in mid-task: who dies with it, what becomes of the task, and how the invocation comes to an end."""
+"""Each role killed in mid-task: who dies with it, what becomes of the task, how the invocation ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BURIED = {
 
 
 class Pair:
-    """An invocation of ``line`` and one of ``again``, each with its `act` at a gate, a child and a daemon beside."""
+    """An invocation of ``line`` and one of ``again``: their `act` waits at a gate, with a child and a daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon, self.site = daemon, daemon.site

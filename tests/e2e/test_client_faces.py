@@ -55,7 +55,8 @@ class Face:
     def first_event(self, invocation: Any) -> Event:
         """Read one event and let go of the stream."""
         stream = invocation.events()
-        return next(stream) if self._runner is None else self.do(lambda _: stream.__anext__())
+        event: Event = next(stream) if self._runner is None else self.do(lambda _: stream.__anext__())
+        return event
 
     def close(self) -> None:
         self.do(lambda client: client.close())
@@ -375,6 +376,14 @@ def test_connection_closed_while_idle_is_replaced_silently(path: str, face: Face
         assert face.do(lambda c: c.agents()) == []
 
 
+def test_what_was_said_on_an_idle_connection_is_not_the_next_calls_answer(path: str) -> None:
+    with FakeServer(path, answering(ListAgents=m.AgentList([]))) as server, Client(path) as client:
+        client.agents()
+        server.connections[0].tell(0, refusal("overloaded"))
+        assert client.agents() == []
+        assert len(server.connections) == 2
+
+
 def test_daemon_that_is_gone_for_good_is_unavailable(path: str, face: Face) -> None:
     with FakeServer(path, answering(ListAgents=m.AgentList([]))):
         face.do(lambda c: c.agents())
@@ -423,6 +432,19 @@ def test_endless_losses_end_with_unavailable(path: str, face: Face, monkeypatch:
         FakeServer.GREETING + frame(m.encode(m.Tell(77, m.Done()))),
         FakeServer.GREETING + b"\xff\xff\xff\xff",
     ],
+    ids=[
+        "http",
+        "4 GB",
+        "no msgpack",
+        "no message",
+        "other version",
+        "unknown field",
+        "no greeting",
+        "two greetings",
+        "no answer",
+        "unasked answer",
+        "4 GB later",
+    ],
 )
 def test_bytes_that_are_not_our_protocol_are_a_clear_error(path: str, face: Face, greeting: bytes) -> None:
     with FakeServer(path, lambda c, ask: None, greeting=greeting), pytest.raises(HayataError) as error:
@@ -435,6 +457,25 @@ def test_what_the_daemon_says_of_the_connection_is_raised(path: str, face: Face)
     with FakeServer(path, lambda c, ask: None, greeting=greeting), pytest.raises(HayataError) as error:
         face.do(lambda c: c.agents())
     assert error.value.code == "overloaded"
+
+
+def test_answer_to_an_earlier_question_is_protocol_error(path: str) -> None:
+    def handler(connection: Connection, ask: m.Ask) -> None:
+        connection.tell(1, m.AgentList([]))
+
+    with FakeServer(path, handler), Client(path) as client:
+        assert client.agents() == []
+        with pytest.raises(HayataError, match="out of turn"):
+            client.agents()
+
+
+def test_what_the_daemon_says_before_it_stops_reading_is_raised(path: str, face: Face) -> None:
+    """Its reason is worth more than the broken pipe that the rest of the request meets."""
+    greeting = FakeServer.GREETING + frame(m.encode(m.Tell(0, refusal("frame_too_large"))))
+    server = FakeServer(path, lambda c, ask: None, greeting=greeting, reads=False)
+    with server, pytest.raises(HayataError) as error:
+        face.do(lambda c: c.run("a", "x" * 5_000_000))
+    assert error.value.code == "frame_too_large"
 
 
 def test_request_over_the_cap_is_a_typed_error_and_the_client_still_works(
@@ -762,6 +803,31 @@ def test_async_client_works_in_one_loop_after_another(path: str) -> None:
         assert asyncio.run(ask()) == []
         assert asyncio.run(ask()) == []
         asyncio.run(client.close())
+
+
+def test_async_client_works_in_two_loops_at_once(path: str) -> None:
+    client = AsyncClient(path)
+    asked = threading.Event()
+
+    async def first() -> Any:
+        await client.agents()
+        await asyncio.to_thread(asked.wait, DEADLINE_S)
+        return await client.agents()
+
+    async def second() -> Any:
+        found = await asyncio.wait_for(client.agents(), DEADLINE_S)
+        asked.set()
+        return found
+
+    with FakeServer(path, answering(ListAgents=m.AgentList([]))) as server:
+        other = threading.Thread(target=lambda: asyncio.run(first()))
+        other.start()
+        while not server.asked and other.is_alive():
+            time.sleep(0.001)
+        assert asyncio.run(second()) == []
+        other.join(DEADLINE_S)
+        asyncio.run(client.close())
+    assert len(server.connections) >= 2
 
 
 def test_loss_reaches_every_waiting_call_of_the_async_client(path: str) -> None:

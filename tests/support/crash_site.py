@@ -1,8 +1,8 @@
 """Real daemons for the crash tests: each test has a `Site`, in which nothing may be left when it ends.
 
-A site is a temporary directory with a short path (a socket's may have 107 bytes), the outside ledger, and as many
-daemons as the test needs. All processes that it brings about bear its mark in their environment, so that those are
-found, too, which have left the process tree.
+A site is a temporary directory with a short path (a socket's may have 107 bytes), the outside ledger, and as
+many daemons as the test needs. All processes that it brings about bear its mark in their environment, so that
+those are found, too, which have left the process tree.
 """
 
 from __future__ import annotations

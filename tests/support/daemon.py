@@ -120,8 +120,8 @@ class Daemon:
         pidfd = os.pidfd_open(process.pid)
         try:
             while True:
-                readable, _, _ = select.select([ready, pidfd], [], [], DEADLINE_S)
-                if ready not in readable:
+                readable, _, _ = select.select([ready.fileno(), pidfd], [], [], DEADLINE_S)
+                if ready.fileno() not in readable:
                     raise AssertionError(f"the daemon does not get ready:\n{self.log()}")
                 if b"READY=1" in ready.recv(4096):
                     return

@@ -15,7 +15,7 @@ def eventually(look: Callable[[], T], what: str, timeout_s: float = DEADLINE_S) 
     """Look until the answer is true, and return it.
 
     Raises:
-        AssertionError: It was not in ``timeout_s`` seconds; tells ``what`` was waited for and what was seen last.
+        AssertionError: Not in ``timeout_s`` seconds; tells ``what`` was waited for and what was seen last.
     """
     due = time.monotonic() + timeout_s
     while True:

@@ -57,14 +57,18 @@ class FakeServer:
         handler: Called for each request, in its connection's thread.
         greeting: The server's first bytes on a connection; None: say nothing until the client has greeted,
             and nothing then.
+        reads: Whether it reads at all; else it closes a connection as soon as it has greeted.
     """
 
     GREETING = frame(m.encode(m.Hello(package="fake")))
 
-    def __init__(self, path: str, handler: Handler, *, greeting: bytes | None = GREETING) -> None:
+    def __init__(
+        self, path: str, handler: Handler, *, greeting: bytes | None = GREETING, reads: bool = True
+    ) -> None:
         self.path = path
         self.handler = handler
         self.greeting = greeting
+        self.reads = reads
         self.asked: list[m.Ask] = []
         self.hellos: list[m.Hello] = []
         self.connections: list[Connection] = []
@@ -106,7 +110,7 @@ class FakeServer:
         try:
             if self.greeting is not None:
                 connection.write(self.greeting)
-            while not connection.closed.is_set():
+            while self.reads and not connection.closed.is_set():
                 data = connection.sock.recv(65536)
                 if not data:
                     return

@@ -1,10 +1,10 @@
-"""The outside ledger of the crash tests, and the comparison of what the product says with what really happened.
+"""The outside ledger of the crash tests: what the product says is compared with what really happened.
 
 The bodies of `tests.support.apps.crash` write it. The invariants are numbered as in the recovery design:
 
 1. What was acknowledged exists.
 2. The body of a completed task never starts again, and its result is the same bytes.
-3. The body of a task that was running starts again only if it may, within its bound, and never beside the old one.
+3. The body of a task that was running starts again only if it may, in its bound, never beside the old one.
 4. The running mark was durable before the body's first line.
 5. Parallel results are in the order of the request.
 6. Shared state is the fold of the committed updates.

@@ -1,4 +1,4 @@
-"""``hayata-supervisor`` with another patience: ``patient_daemon.py APP …``, with `Limits` as JSON in $CRASH_LIMITS."""
+"""``hayata-supervisor`` whose guard has another patience: `Limits` as JSON in ``$CRASH_LIMITS``."""
 
 import json
 import os

@@ -67,8 +67,12 @@ def echo(state, ctx):
 
 def hold(state, ctx):
     note("holding", invocation=ctx.invocation_id)
-    wait_for_gate(ctx.input["gate"])
+    wait_for_gate(ctx.input)
     return {"held": True}
+
+
+def hold_once(context):
+    return Next("hold", context.input["gate"]) if context.step == 0 else Finish(context.state)
 
 
 # ---- what a policy can do wrong ---------------------------------------------------------------------------------------
@@ -173,7 +177,7 @@ def wrong_chunk(state, ctx):
 
 agents = [
     Agent(id="echo", nodes=[echo], decision_policy=once("echo")),
-    Agent(id="hold", nodes=[hold], decision_policy=once("hold")),
+    Agent(id="hold", nodes=[hold], decision_policy=hold_once),
     Agent(id="policy", nodes=[echo], decision_policy=wrong_policy, max_steps=3),
     Agent(id="value_of_policy", nodes=[echo], decision_policy=wrong_value_of_policy),
     *(

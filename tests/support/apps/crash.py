@@ -1,4 +1,4 @@
-"""The agents of the crash tests. What their bodies do is written to a ledger outside the product, and fsynced.
+"""The agents of the crash tests. What their bodies do goes to a ledger outside the product, and is fsynced.
 
 It imports nothing from the tests: it runs in workers of the daemon. ``$CRASH_HOME`` is a directory with
 
