@@ -1,12 +1,13 @@
-"""Agents to try recovery on: slow nodes that write what they do to a file outside the runtime.
+"""Agents to try recovery on: nodes that take their time, and write what they do to a file outside the runtime.
 
-RECOVERY_TESTS.md goes through them, command by command. Each body appends a line to the ledger, ``$LEDGER``
-or ``ledger`` in the daemon's directory, when it begins and when it ends::
+RECOVERY_TESTS.md goes through them, command by command. A node waits until a file exists if the input names
+one for it: ``{"charge": "go"}``. Each body appends a line to the file ``ledger`` when it begins and ends::
 
     o1 charge attempt 1 start pid 4711
     o1 charge attempt 1 end
 
-so that everybody can see what has really run, whatever the runtime says.
+so that everybody can see what has really run, whatever the runtime says. Both files are in the directory in
+which the daemon was started.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from hayata import Agent, Context, Decision, Finish, Next, Node, PolicyContext, 
 
 VERSION = "1"
 
-LEDGER = os.environ.get("LEDGER", "ledger")
-
 State = dict[str, Any]
 
 
 def note(ctx: Context, what: str) -> None:
     """Append one line to the ledger; it is on the disk when this returns."""
-    with open(LEDGER, "a") as file:
+    with open("ledger", "a") as file:
         file.write(f"{ctx.invocation_id} {ctx.node} attempt {ctx.attempt} {what}\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def work(state: State, ctx: Context) -> State:
-    """Take as many seconds as the input says for this node."""
+    """Wait for the file that the input names for this node, if it does."""
     note(ctx, f"start pid {os.getpid()}")
-    time.sleep((ctx.input or {}).get(ctx.node, 0))
+    file = (ctx.input or {}).get(ctx.node)
+    while file is not None and not os.path.exists(file):
+        time.sleep(0.02)
     note(ctx, "end")
     return {ctx.node: f"done by attempt {ctx.attempt}"}
 

@@ -52,6 +52,7 @@ class Server(Protocol):
 
     def connect(self) -> Transport:
         """Open a connection."""
+        ...
 
     def stop(self, drain_s: float, /) -> None:
         """End it, after at most ``drain_s`` seconds for what runs. Harmless when it has ended."""
@@ -282,6 +283,7 @@ class InlineServer(Protocol):
 
     def connect(self) -> Transport:
         """Open a connection. Its ``receive`` runs what there is to run until it has a message to return."""
+        ...
 
     def close(self, drain_s: float, /) -> None:
         """Let what runs end, at most ``drain_s`` seconds, and close the store."""

@@ -48,7 +48,6 @@ class GuardChild:
 
     def __init__(self, launch: m.Launch, value: bytes | None = None) -> None:
         self.socket = launch.socket
-        self._owner = os.getpid()
         self._lock = threading.RLock()
         self._fatal: HayataError | None = None
         self._end: str | None = None
@@ -123,12 +122,10 @@ class GuardChild:
             )
 
     def stop(self, drain_s: float) -> None:
-        """Stop the runtime and reap the guard. In a forked copy of the process that started it, do nothing.
+        """Stop the runtime and reap the guard; when it has ended, or is another process's, do nothing.
 
         Returns at the latest `STOP_GRACE_S` after the drain. A `KeyboardInterrupt` ends the drain.
         """
-        if self._owner != os.getpid():
-            return
         with self._lock:
             if self._end is not None:
                 return
@@ -192,6 +189,7 @@ class GuardChild:
 
     def disown(self) -> None:
         """In a forked child: what we hold names another process's child."""
+        self._lock = threading.RLock()  # a thread that isn't here may have held it
         self._process.returncode = 0  # or its destructor would warn that the guard still runs
         if self._end is None:
             self._end = "is another process's child"

@@ -290,9 +290,9 @@ def _persist(call: Call, clock: Callable[[], float]) -> Generator[Exchange | Pau
         now = clock()
         greeting_s = patience.begin(now)
         left = ANSWER_S if deadline is None else max(0.0, deadline - now)
-        loss: Lost | None = None
+        answer: m.Answer | Lost
         try:
-            answer: m.Answer = yield Exchange(call.request, greeting_s, None if left == math.inf else left)
+            answer = yield Exchange(call.request, greeting_s, None if left == math.inf else left)
         except TimeoutError:
             if deadline is not None:
                 raise
@@ -301,15 +301,15 @@ def _persist(call: Call, clock: Callable[[], float]) -> Generator[Exchange | Pau
                 f"the daemon took the request and gave no answer in {ANSWER_S:.0f} s",
                 hint="its log says more; what was asked may have been done, and is safe to ask again",
             ) from None
-        except Lost as caught:
-            loss = caught
-        if loss is None:
-            if isinstance(answer, m.Refused):
-                raise error_from(answer.error)
+        except Lost as loss:
+            answer = loss
+        if isinstance(answer, m.Refused):
+            raise error_from(answer.error)
+        if not isinstance(answer, Lost):
             return answer
-        pause = patience.lost(clock(), loss)
+        pause = patience.lost(clock(), answer)
         if deadline is not None and clock() + pause >= deadline:
-            raise TimeoutError(loss.reason)
+            raise TimeoutError(answer.reason)
         yield Pause(pause)
 
 

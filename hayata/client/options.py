@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pwd
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -78,11 +77,14 @@ def new_id() -> str:
 
 def login() -> str:
     """Who runs this process."""
-    uid = os.getuid()
     try:
-        return pwd.getpwuid(uid).pw_name
+        import pwd  # here: not every system has it
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    except ImportError:
+        return os.environ.get("USERNAME", "somebody")
     except KeyError:
-        return f"uid {uid}"
+        return f"uid {os.getuid()}"
 
 
 def check_verdict(result: Any, error: str | None, retry: bool) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Transport(Protocol):
             Lost: The peer is gone and has said all.
             HayataError: ``protocol_error``.
         """
+        ...
 
     def close(self) -> None:
         """Give everything back. What was asked on it goes on without a listener."""

@@ -345,12 +345,17 @@ def test_uncertain_invocation_exits_3_and_reconcile_settles_it(
             _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 3, err
         assert "error: task_execution_uncertain: " in err
+        following = spawn(daemon.environ, "events", "unsure", "--follow")
+        assert following.stdout is not None
+        assert any("node_uncertain" in line for line in following.stdout)
         shown = cli("show", "unsure")
         (task,) = cli("show", "unsure", "--json").json["tasks"]
         assert task["status"] == "uncertain"
         assert f"hayata reconcile unsure {task['id']}" in shown.err
         assert cli("reconcile", "unsure", task["id"], "--result", '{"by": "hand"}', "--by", "me").code == 0
         assert client.invocation("unsure").result(timeout=DEADLINE_S) == {"by": "hand"}
+        with following:
+            assert following.stdout.read().splitlines()[-1].split()[2] == "invocation_completed"
         assert cli("reconcile", "unsure", task["id"], "--retry").code == 5
 
         second, started, go = held(tmp_path)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_same_key_gives_the_same_invocation_and_other_input_is_refused(client: C
 
 
 def test_refusals_have_their_codes(client: Client) -> None:
-    for attempt, code in [
+    attempts: list[tuple[Callable[[], object], str]] = [
         (lambda: client.run("nobody"), "unknown_agent"),
         (lambda: client.invocation("nothing"), "unknown_invocation"),
         (lambda: client.get_result("nothing"), "unknown_invocation"),
@@ -122,7 +122,8 @@ def test_refusals_have_their_codes(client: Client) -> None:
         (lambda: client.recover("nobody"), "unknown_agent"),
         (lambda: client.stop_agent("nobody"), "unknown_agent"),
         (lambda: client.reconcile("nothing", "0" * 32 + ".0.1", retry=True), "unknown_invocation"),
-    ]:
+    ]
+    for attempt, code in attempts:
         with pytest.raises(HayataError) as refused:
             attempt()
         assert refused.value.code == code

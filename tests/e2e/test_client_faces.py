@@ -9,12 +9,14 @@ import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
+from hayata import address
 from hayata import messages as m
 from hayata.client import AsyncClient, Client, Event, core, operations
 from hayata.errors import HayataError, InvocationCancelled, InvocationFailed, RecoveryNeeded
@@ -354,6 +356,34 @@ def test_socket_without_listener_is_unavailable(path: str, face: Face) -> None:
     assert error.value.code == "daemon_unavailable"
 
 
+def test_daemon_with_a_full_queue_of_connections_is_waited_for(
+    path: str, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connect that does not wait meets EAGAIN, to be taken neither for success nor for absence."""
+    monkeypatch.setattr(core, "PATIENCE_S", 0.3)
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                opened.enter_context(address.connect(path, timeout_s=0))
+        with pytest.raises(HayataError, match="queue of new connections is full"):
+            face.do(lambda c: c.agents())
+
+
+def test_socket_of_somebody_else_is_permission_denied(
+    path: str, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *, timeout_s: float | None) -> socket.socket:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(address, "connect", refuse)
+    with pytest.raises(HayataError) as error:
+        face.do(lambda c: c.agents())
+    assert error.value.code == "permission_denied"
+
+
 def test_lost_connection_is_made_anew_and_the_same_request_sent_again(path: str, face: Face) -> None:
     def handler(connection: Connection, ask: m.Ask) -> None:
         if connection.index < 3:
@@ -651,7 +681,9 @@ def test_forked_child_makes_connections_of_its_own(path: str) -> None:
     with FakeServer(path, answering(ListAgents=m.AgentList([]))) as server, Client(path) as client:
         client.agents()
         assert client._pool._lock.acquire()  # as another thread might hold it at the moment of the fork
-        pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+            pid = os.fork()
         if pid == 0:
             status = 1
             with contextlib.suppress(BaseException):

@@ -44,10 +44,10 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def assert_all_gone(mark: str, timeout_s: float = 5.0) -> None:
-    """Wait until no process with the mark is left."""
+def assert_all_gone(mark: str, timeout_s: float = 5.0, *, but: int = 0) -> None:
+    """Wait until no process with the mark is left; ``but`` may live."""
     deadline = time.monotonic() + timeout_s
-    while left := marked(mark):
+    while left := [pid for pid in marked(mark) if pid != but]:
         if time.monotonic() > deadline:
             names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if _lives(pid)}
             for pid in left:

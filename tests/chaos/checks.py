@@ -1,0 +1,320 @@
+"""What was promised, compared with what happened. Pure: a `Story` comes in, violations go out.
+
+1. Every acknowledged ``run`` exists.
+2. No body of a completed task starts again, and its result is what that body returned.
+3. No body that may have begun starts again beyond what its node, or a person, allows. Never two live attempts.
+4. The running mark was durable before the body's first line.
+5. Parallel results are in the order of the request.
+6. The state is the fold of the completed sequential updates; a conversation goes on where it was.
+7. Each event number is an event or lies in one gap, and is the same to everybody; the terminal event is the last.
+8. A terminal status and its result never change.
+9. Nothing of a dead incarnation lives a second later (`tests.chaos.watch`); descriptors don't grow.
+10. In the end everything has ended.
+11. The store opens again, and has all of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from hayata.client.records import TERMINAL, Event, Task
+from hayata.ids import parse_execution_id
+from tests.chaos.app import amount
+from tests.chaos.ledger import Line
+from tests.chaos.story import Story, Told
+
+_TERMINAL_EVENTS = frozenset({"invocation_completed", "invocation_failed", "invocation_cancelled"})
+_EXPECTED_FAILURES = frozenset(
+    {
+        "edge_crashed",
+        "node_crashed",
+        "agent_crashed",
+        "agent_start_failed",
+        "node_unavailable",
+        "node_exception",
+        "execution_timeout",
+        "policy_failed",
+        "reconciled",
+        "supervisor_lost",
+    }
+)
+
+
+class Violation(NamedTuple):
+    """A promise that was broken. ``number``: of the list above."""
+
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.number:2}: {self.text}"
+
+
+def check(story: Story) -> list[Violation]:
+    """Check everything."""
+    checks = (
+        check_existence,
+        check_bodies,
+        check_attempts,
+        check_overlaps,
+        check_states,
+        check_conversations,
+        check_events,
+        check_what_was_heard,
+        check_ends,
+    )
+    return [violation for each in checks for violation in each(story)]
+
+
+# 1
+
+
+def check_existence(story: Story) -> Iterator[Violation]:
+    """Invariant 1, and that the same key is the same invocation."""
+    for line in story.heard_of("acknowledged"):
+        if line["id"] not in story.told:
+            yield Violation(1, f"invocation {line['id']} was acknowledged as {line['status']} and is unknown")
+    for line in story.heard_of("again"):
+        if line["got"] != line["id"]:
+            yield Violation(1, f"key of invocation {line['id']} has started {line['got']}, too")
+
+
+# 2, 3, 4
+
+
+def check_bodies(story: Story) -> Iterator[Violation]:
+    """Invariants 2 and 4, body by body."""
+    tasks = {task.id: task for told in story.told.values() for task in told.tasks}
+    for execution, lines in story.bodies_of.items():
+        starts = [line for line in lines if line["what"] == "start"]
+        if len(starts) > 1:
+            yield Violation(3, f"the body of {execution} has started {len(starts)} times: {starts}")
+        task = tasks.get(execution)
+        if task is None or task.started_at is None:
+            yield Violation(4, f"the body of {execution} has started and was never marked: {starts}")
+        elif starts and starts[0]["wall"] < task.started_at:
+            yield Violation(4, f"the body of {execution} started at {starts[0]['wall']}, before its mark: {task}")
+    if story.ours:
+        for task in tasks.values():
+            yield from _check_result(story, task)
+
+
+def _check_result(story: Story, task: Task) -> Iterator[Violation]:
+    if task.status != "completed" or task.reconciled is not None:
+        return
+    ends = [line for line in story.bodies_of.get(task.id, ()) if line["what"] == "end"]
+    if len(ends) != 1 or ends[0]["result"] != task.update:
+        yield Violation(2, f"task {task.id} has completed with {task.update}, and its bodies with {ends}")
+
+
+def check_attempts(story: Story) -> Iterator[Violation]:
+    """Invariants 2 and 3, step by step: each attempt must be allowed by how the one before has ended."""
+    for id, told in story.told.items():
+        steps: dict[int, list[Task]] = defaultdict(list)
+        for task in told.tasks:
+            steps[task.step].append(task)
+        for step, attempts in steps.items():
+            yield from _check_attempts_of_step(story, told, f"step {step} of invocation {id}", attempts)
+
+
+def _check_attempts_of_step(story: Story, told: Told, what: str, attempts: list[Task]) -> Iterator[Violation]:
+    numbers = [task.attempt for task in attempts]
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield Violation(3, f"{what} has attempts {numbers}")
+    for before, task in zip(attempts, attempts[1:], strict=False):
+        if before.status != "failed":
+            yield Violation(2 if before.status == "completed" else 3, f"{what}: {task} came after {before}")
+    by_hand = sum(1 for task in attempts if task.reconciled is not None and task.reconciled.how == "retry")
+    bound = story.bounds.get((told.record.agent, attempts[0].node), 1) + by_hand
+    if len(attempts) > bound:
+        yield Violation(3, f"{what} has {len(attempts)} attempts, {bound} are allowed, {by_hand} of them by hand")
+
+
+def check_overlaps(story: Story) -> Iterator[Violation]:
+    """Invariant 3: never two live attempts of one task. A body that was killed is over when its process was."""
+    kills = {line["pid"]: line["mono"] for line in story.faults if line["what"] == "kill"}
+    steps: dict[tuple[bytes, int], list[tuple[float, float, str]]] = defaultdict(list)
+    for execution, lines in story.bodies_of.items():
+        for line in lines:
+            if line["what"] == "overlap":
+                yield Violation(3, f"{execution} has met another attempt of its task, alive")
+        parsed = parse_execution_id(execution)
+        start = next((line for line in lines if line["what"] == "start"), None)
+        if parsed is not None and start is not None:
+            interval = (start["mono"], _end_of(lines, start, kills), execution)
+            steps[parsed.invocation, parsed.step].append(interval)
+    for intervals in steps.values():
+        intervals.sort()
+        for (_, end, first), (start_mono, _, second) in zip(intervals, intervals[1:], strict=False):
+            if start_mono < end:
+                yield Violation(3, f"{second} started at {start_mono}, {first} lived until {end}")
+
+
+def _end_of(lines: list[Line], start: Line, kills: dict[int, float]) -> float:
+    ends = [line["mono"] for line in lines if line["what"] in ("end", "raise")]
+    killed = kills.get(start["pid"], 0.0)
+    if not ends and killed > start["mono"]:
+        ends = [killed]
+    return max([start["mono"], *ends])
+
+
+# 5, 6
+
+
+def check_states(story: Story) -> Iterator[Violation]:
+    """Invariants 5 and 6, of our own agents."""
+    bases = {line["id"]: line["input"].get("base", 0) for line in story.heard_of("asked")}
+    for id, told in story.told.items():
+        if not story.ours or told.record.status != "completed":
+            continue
+        done = sorted((task for task in told.tasks if task.status == "completed"), key=lambda task: task.step)
+        sequential = [task for task in done if "sum" in (task.update or {})]
+        expected = {
+            "sum": sum(amount(bases[id], task.step) for task in sequential),
+            "log": [task.update["log"] for task in sequential if task.update],
+        }
+        result = told.record.result
+        if {key: result.get(key) for key in expected} != expected:
+            yield Violation(6, f"invocation {id} has the state {result}, its steps make {expected}")
+        if told.record.agent == "fan":
+            yield from _check_order(id, done)
+
+
+def _check_order(id: str, done: list[Task]) -> Iterator[Violation]:
+    """The branches of `fan` are asked for as right, wait, left, and as left; the step after them keeps results."""
+    updates: dict[int, Any] = {task.step: task.update for task in done}
+    for branches, join in (((0, 1, 2), 3), ((4,), 5)):
+        kept = updates.get(join, {}).get("results")
+        if kept is not None and kept != [updates.get(step) for step in branches]:
+            yield Violation(5, f"step {join} of invocation {id} got {kept}, of branches {updates}")
+    names = [updates[step]["branch"] for step in (0, 1, 2, 4) if step in updates]
+    if names != ["right", "wait", "left", "left"]:
+        yield Violation(5, f"the branches of invocation {id} are {names}")
+
+
+def check_conversations(story: Story) -> Iterator[Violation]:
+    """Invariant 6: of two conversations in a session the shorter one is how the longer one began."""
+    sessions: dict[str | None, list[tuple[str, list[Any]]]] = defaultdict(list)
+    for id, told in story.told.items():
+        if story.ours and told.record.agent == "talk" and told.record.status == "completed":
+            sessions[told.record.session].append((id, told.record.result.get("messages", [])))
+    for session, talks in sessions.items():
+        talks.sort(key=lambda talk: len(talk[1]))
+        for (first, shorter), (second, longer) in zip(talks, talks[1:], strict=False):
+            # A turn that a person has settled adds nothing, so they may be equal.
+            if longer[: len(shorter)] != shorter:
+                yield Violation(6, f"session {session}: {second} does not go on where {first} has ended")
+
+
+# 7
+
+
+def check_events(story: Story) -> Iterator[Violation]:
+    """Invariant 7, by what the product says in the end."""
+    for id, told in story.told.items():
+        numbers: list[int] = []
+        for event in told.events:
+            numbers += numbers_of(event)
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield Violation(7, f"events of invocation {id} have the numbers {numbers}")
+        ends = [place for place, event in enumerate(told.events) if event.type in _TERMINAL_EVENTS]
+        last = len(told.events) - 1
+        if ends != ([last] if told.record.status in TERMINAL else []):
+            yield Violation(7, f"events of invocation {id}, {told.record.status}, end {ends} of 0 to {last}")
+        elif ends and told.events[-1].type != f"invocation_{told.record.status}":
+            yield Violation(7, f"invocation {id} is {told.record.status}, its last event {told.events[-1].type}")
+        completions = [event.data["execution_id"] for event in told.events if event.type == "node_completed"]
+        if len(completions) != len(set(completions)):
+            yield Violation(7, f"invocation {id} has completed tasks twice: {completions}")
+
+
+def numbers_of(event: Event) -> range:
+    """The numbers that an event stands for."""
+    first = event.data["from"] if event.type == "gap" else event.sequence
+    return range(first, event.sequence + 1)
+
+
+# 7, 8
+
+
+def check_what_was_heard(story: Story) -> Iterator[Violation]:
+    """Invariants 7 and 8, by what clients were told on the way."""
+    known: dict[str, dict[int, tuple[str, Any]]] = {}
+    for line in story.heard_of("event"):
+        told = story.told.get(line["id"])
+        if told is None:
+            continue  # told of already
+        if line["id"] not in known:
+            known[line["id"]] = _lifecycle(told.events)
+        yield from _check_heard_event(known[line["id"]], line)
+    yield from _check_readings(story)
+    for line in story.heard:
+        told = story.told.get(line.get("id", ""))
+        if told is None or line["what"] not in ("ended", "ended_by_event", "cancel"):
+            continue
+        outcome = told.record.result if told.record.status == "completed" else None
+        if told.record.status == "failed":
+            outcome = told.record.error.code if told.record.error else None
+        changed = line["what"] == "ended" and line["result"] != outcome
+        if line["status"] != told.record.status or changed:
+            yield Violation(8, f"a client was told {line}, in the end it is {told.record}")
+    yield from _check_cancelled(story)
+
+
+def _lifecycle(events: list[Event]) -> dict[int, tuple[str, Any]]:
+    return {event.sequence: (event.type, event.data.get("execution_id")) for event in events if event.type != "gap"}
+
+
+def _check_heard_event(known: dict[int, tuple[str, Any]], line: Line) -> Iterator[Violation]:
+    """A number once told is the same for ever; a partial result may be forgotten, and then lies in a gap.
+
+    What is told in the end replaces nothing that was heard before, so each first hearing is remembered.
+    """
+    if line["type"] == "gap":
+        return
+    now = (line["type"], line["about"])
+    if line["type"] == "node_partial_result":
+        before = known.setdefault(line["n"], now)
+        if before[0] == "node_partial_result" and before[1] != line["about"]:
+            before = known[line["n"]] = now if str(line["about"]).startswith(f"{before[1]} ") else before
+        if before != now:
+            yield Violation(7, f"invocation {line['id']}: number {line['n']} was {before}, and is {now}")
+    elif known.get(line["n"]) != now:
+        yield Violation(7, f"invocation {line['id']}: number {line['n']} was {now}, is {known.get(line['n'])}")
+
+
+def _check_readings(story: Story) -> Iterator[Violation]:
+    """Each reading goes on directly behind the number that it asked for, without a hole and without a repetition."""
+    last: dict[str, tuple[int, int]] = {}
+    for line in story.heard_of("event"):
+        after, before = last.get(line["id"], (-1, 0))
+        expected = before + 1 if after == line["after"] else line["after"] + 1
+        if line.get("first", line["n"]) != expected:
+            yield Violation(7, f"invocation {line['id']}: after {expected - 1} a reader was told {line}")
+        last[line["id"]] = (line["after"], line["n"])
+
+
+def _check_cancelled(story: Story) -> Iterator[Violation]:
+    """When a cancel is answered, no body of the invocation lives."""
+    cancels = {line["id"]: line["mono"] for line in story.heard_of("cancel") if line["status"] == "cancelled"}
+    owners = {line["execution"]: line["invocation"] for line in story.bodies if line["what"] == "start"}
+    for line in story.bodies:
+        cancelled = cancels.get(owners.get(line["execution"], ""))
+        if cancelled is not None and line["mono"] > cancelled:
+            yield Violation(8, f"a cancel was answered at {cancelled}, and a body wrote {line}")
+
+
+# 10
+
+
+def check_ends(story: Story) -> Iterator[Violation]:
+    """Invariant 10, and that nothing has failed for a reason that nobody gave."""
+    for id, told in story.told.items():
+        record = told.record
+        if record.status not in TERMINAL:
+            yield Violation(10, f"invocation {id} is {record.status}: {told.tasks}")
+        code = record.error.code if record.error is not None else ""
+        if story.ours and record.status == "failed" and code not in _EXPECTED_FAILURES:
+            yield Violation(10, f"invocation {id} has failed with {code}: {record.error}")
