@@ -21,6 +21,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples bench
 	$(BIN)/lint-imports
 
 clean:

@@ -1,4 +1,4 @@
-"""Agents to try recovery on: nodes that take their time, and write what they do to a file outside the runtime.
+"""Agents to try recovery on: their nodes take their time, and write what they do to a file of their own.
 
 RECOVERY_TESTS.md goes through them, command by command. A node waits until a file exists if the input names
 one for it: ``{"charge": "go"}``. Each body appends a line to the file ``ledger`` when it begins and ends::

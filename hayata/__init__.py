@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from hayata.decisions import Fail as Fail
     from hayata.decisions import Finish as Finish
     from hayata.decisions import Next as Next
+    from hayata.embedded import Runtime as Runtime
     from hayata.embedded import start as start
+    from hayata.embedded_async import AsyncRuntime as AsyncRuntime
     from hayata.errors import CallerError as CallerError
     from hayata.errors import DefinitionError as DefinitionError
     from hayata.errors import HayataError as HayataError
@@ -44,7 +46,10 @@ if TYPE_CHECKING:
     from hayata.merging import Union as Union
     from hayata.nodes import Node as Node
     from hayata.nodes import node as node
+    from hayata.supervision import NOT_DONE as NOT_DONE
+    from hayata.supervision import UNKNOWN as UNKNOWN
     from hayata.supervision import Backoff as Backoff
+    from hayata.supervision import Probe as Probe
     from hayata.supervision import Rerun as Rerun
     from hayata.supervision import Retry as Retry
     from hayata.supervision import Supervision as Supervision
@@ -56,22 +61,26 @@ _HOMES = {
     "client": "AsyncClient AsyncInvocation Client Event Invocation Task",
     "context": "AsyncContext Context PolicyContext",
     "decisions": "Decision Fail Finish Next",
-    "embedded": "start",
+    "embedded": "Runtime start",
+    "embedded_async": "AsyncRuntime",
     "errors": "CallerError DefinitionError HayataError InvocationCancelled InvocationFailed NodeError "
     "RecoveryNeeded Unavailable WorkerLost",
     "merging": "Add Append Extend Replace Union",
     "nodes": "Node node",
-    "supervision": "Backoff Rerun Retry Supervision",
+    "supervision": "Backoff NOT_DONE Probe Rerun Retry Supervision UNKNOWN",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [  # spelled out for static tools; a test compares it with _HOMES
+    "NOT_DONE",
+    "UNKNOWN",
     "Add",
     "Agent",
     "Append",
     "AsyncClient",
     "AsyncContext",
     "AsyncInvocation",
+    "AsyncRuntime",
     "Backoff",
     "CallerError",
     "Client",
@@ -91,10 +100,12 @@ __all__ = [  # spelled out for static tools; a test compares it with _HOMES
     "Node",
     "NodeError",
     "PolicyContext",
+    "Probe",
     "RecoveryNeeded",
     "Replace",
     "Rerun",
     "Retry",
+    "Runtime",
     "Supervision",
     "Task",
     "Unavailable",

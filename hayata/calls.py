@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -24,9 +24,13 @@ from hayata.errors import HayataError, error_for
 from hayata.field_types import Unfit, field_type
 from hayata.lifespans import node_lifespan
 from hayata.nodes import Node
+from hayata.supervision import NOT_DONE, UNKNOWN, Probe, ProbeAnswer
 from hayata.values import decode, decode_mapping, encode
 
-__all__ = ["SendPartial", "TaskCall", "check_update", "evaluate", "node_lifespan"]
+__all__ = ["Outcome", "SendPartial", "TaskCall", "check_update", "evaluate", "node_lifespan"]
+
+Outcome: TypeAlias = m.TaskCompleted | m.TaskFailed | m.TaskProbed
+"""What a `TaskCall` comes to; `TaskProbed` if it was a probe."""
 
 SendPartial = Callable[[m.Value], Any]
 """Hands a chunk to the supervisor and returns, or for coroutines awaits, when it is acknowledged; raises
@@ -184,7 +188,7 @@ def _checked(agent: Agent, node: Node, result: object, *, merged: bool) -> m.Upd
 
 
 class TaskCall:
-    """One attempt: the call of a node function with what a `RunTask` holds."""
+    """One attempt: the call of a node function, or of its probe, with what a `RunTask` holds."""
 
     def __init__(
         self,
@@ -209,6 +213,7 @@ class TaskCall:
         """
         self._agent = agent
         self._node = agent.nodes[node_name]
+        self._fn = _probe_of(self._node) if run.probe else self._node.fn
         self._run = run
         self._edge_id = edge_id
         self._deps = deps
@@ -216,18 +221,18 @@ class TaskCall:
         self._deadline = deadline
         self._raised_by_us: list[BaseException] = []
 
-    def run(self) -> m.TaskCompleted | m.TaskFailed:
+    def run(self) -> Outcome:
         """Call a plain node function."""
         arguments = self._arguments(self._stream)
         if isinstance(arguments, m.TaskFailed):
             return arguments
         try:
-            result = self._node.fn(*arguments)
+            result = self._fn(*arguments)
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a body are failures too
             return self._raised(error)
         return self._returned(result)
 
-    async def run_async(self) -> m.TaskCompleted | m.TaskFailed:
+    async def run_async(self) -> Outcome:
         """Await a coroutine node function.
 
         Raises:
@@ -237,7 +242,9 @@ class TaskCall:
         if isinstance(arguments, m.TaskFailed):
             return arguments
         try:
-            result = await self._node.fn(*arguments)
+            result = self._fn(*arguments)
+            if inspect.isawaitable(result):  # a probe may be a plain function
+                result = await result
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -251,6 +258,8 @@ class TaskCall:
         """What the node function is called with; or why it can't be."""
         try:
             given = self._input()
+            if self._run.probe:
+                return (self._context(given, stream),)
             state = self._agent.types.build(decode_mapping(self._run.state))
             if self._node.takes_context:
                 return state, self._context(given, stream)
@@ -330,7 +339,9 @@ class TaskCall:
 
     # ----------------------------------------------------------------------------------------------- outcomes
 
-    def _returned(self, result: object) -> m.TaskCompleted | m.TaskFailed:
+    def _returned(self, result: object) -> Outcome:
+        if self._run.probe and isinstance(result, ProbeAnswer):
+            return m.TaskProbed(self._run.execution_id, self._edge_id, result is NOT_DONE)
         try:
             update = _checked(self._agent, self._node, result, merged=not self._run.parallel)
         except HayataError as error:
@@ -357,6 +368,12 @@ class TaskCall:
 
     def _failed(self, error: HayataError, *, retryable: bool) -> m.TaskFailed:
         return m.TaskFailed(self._run.execution_id, self._edge_id, error_info(error), retryable)
+
+
+def _probe_of(node: Node) -> Callable[..., Any]:
+    """The node's probe; one without, after a reload, can't tell."""
+    fn = node.interrupted.fn if isinstance(node.interrupted, Probe) else None
+    return fn if callable(fn) else lambda ctx: UNKNOWN
 
 
 def _shown(value: object) -> str:

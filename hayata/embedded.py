@@ -214,6 +214,7 @@ def start(
         socket=os.path.join(directory, "hayata.sock"),
         sys_path=[os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
         cwd=os.getcwd(),
+        argv=sys.argv,
         log_level=log_level,
         log_format="plain",
         drain_timeout_s=_checked_seconds("drain_timeout_s", drain_timeout_s, zero=True),

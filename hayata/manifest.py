@@ -7,7 +7,7 @@ import os
 from hayata import messages as m
 from hayata.agent import Agent
 from hayata.nodes import Node
-from hayata.supervision import Rerun, Retry, Supervision, as_backoff
+from hayata.supervision import Probe, Rerun, Retry, Supervision, as_backoff
 
 SYNC_CONCURRENCY = 4
 ASYNC_CONCURRENCY = 64
@@ -54,6 +54,7 @@ def _node(agent: Agent, node: Node) -> m.NodeManifest:
         fresh=node.isolation == "fresh",
         max_tasks=node.max_tasks,
         shutdown_s=node.shutdown,
+        probe_attempts=node.interrupted.max_attempts if isinstance(node.interrupted, Probe) else 0,
     )
 
 

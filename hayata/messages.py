@@ -58,7 +58,8 @@ class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     """One node.
 
     ``concurrency`` is the most tasks at once; a sync node has that many edge workers, an async node one.
-    ``rerun_attempts``: 0 is ``interrupted="uncertain"``, n is ``Rerun(max_attempts=n)``.
+    ``rerun_attempts``: n is ``interrupted=Rerun(max_attempts=n)``; ``probe_attempts``: n is
+    ``Probe(fn, max_attempts=n)``; with both 0 it is ``"uncertain"``.
     """
 
     name: str
@@ -70,6 +71,7 @@ class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     fresh: bool
     max_tasks: int
     shutdown_s: float
+    probe_attempts: int = 0
 
 
 class SupervisionManifest(msgspec.Struct, frozen=True, array_like=True):
@@ -225,7 +227,8 @@ class UpdateChecked(_Wire, frozen=True, tag="update_checked"):
 # S → N → E. N reads ``execution_id`` and ``timeout_s`` and forwards the frame as it is.
 class RunTask(_Wire, frozen=True, tag="run"):
     """Run the node function once. ``cell``: where the edge notes that it begins; -1: nowhere. ``parallel``: it is a
-    branch, so that its update is not merged and needs not fit the state's type."""
+    branch, so that its update is not merged and needs not fit the state's type. ``probe``: not the node function is
+    wanted but its probe, about this execution, which was cut off."""
 
     execution_id: str
     timeout_s: float | None
@@ -238,6 +241,7 @@ class RunTask(_Wire, frozen=True, tag="run"):
     input: Value
     cell: int = -1
     parallel: bool = False
+    probe: bool = False
 
 
 class KillTask(_Wire, frozen=True, tag="kill"):
@@ -278,6 +282,15 @@ class TaskFailed(_Wire, frozen=True, tag="task_failed"):
     edge: str
     error: ErrorInfo
     retryable: bool
+
+
+class TaskProbed(_Wire, frozen=True, tag="probed"):
+    """The probe has no result to give: the body had no effect (``not_done``), or nobody knows. A probe that has one
+    says `TaskCompleted`, one that fails `TaskFailed`."""
+
+    execution_id: str
+    edge: str
+    not_done: bool
 
 
 class Partial(_Wire, frozen=True, tag="partial"):
@@ -349,16 +362,28 @@ class Output(_Wire, frozen=True, tag="output"):
     dropped: int = 0
 
 
+TaskEnd: TypeAlias = TaskCompleted | TaskFailed | TaskProbed | TaskInterrupted
+"""How an execution ended: exactly one for each `RunTask`."""
+
 FromForkserver: TypeAlias = WorkerReady | WorkerFailed | Manifest | Forked | ForkFailed
 ToAgent: TypeAlias = Evaluate | CheckUpdate | StopWorker
 FromAgent: TypeAlias = WorkerReady | WorkerFailed | DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
 ToNode: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
 FromNode: TypeAlias = (
-    WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | Partial | TaskInterrupted | EdgeEnded | EdgeStartFailed | Output
+    WorkerReady
+    | WorkerFailed
+    | TaskCompleted
+    | TaskFailed
+    | TaskProbed
+    | Partial
+    | TaskInterrupted
+    | EdgeEnded
+    | EdgeStartFailed
+    | Output
 )
 ToEdge: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
 FromEdge: TypeAlias = (
-    WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | Partial | EdgeRetires | TaskStopped
+    WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | TaskProbed | Partial | EdgeRetires | TaskStopped
 )
 
 
@@ -718,6 +743,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         socket: Where clients connect.
         sys_path: The forkserver's ``sys.path``, in front of its own.
         cwd: The forkserver's working directory.
+        argv: The forkserver's ``sys.argv``, for scripts that look at it while they are imported.
         value_fd: Number of an inherited, sealed memfd with cloudpickled agents, instead of ``apps``.
         control_fd: Number of an inherited SEQPACKET socket to the process that embeds the runtime; None for a daemon.
         parent_pid: Pid of that process; when it dies the runtime ends at once.
@@ -735,6 +761,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     socket: str
     sys_path: list[str]
     cwd: str
+    argv: list[str] = []
     value_fd: int | None = None
     control_fd: int | None = None
     parent_pid: int | None = None

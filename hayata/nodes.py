@@ -18,7 +18,7 @@ from hayata.callables import (
 )
 from hayata.field_types import FieldType
 from hayata.problems import Count, Fields, Name, Pause, Problems, Seconds, reserved
-from hayata.supervision import Rerun, Retry
+from hayata.supervision import Probe, Rerun, Retry
 
 NodeFunction: TypeAlias = Callable[..., Any]
 """``fn(state, ctx)`` or ``fn(state)``, maybe ``async``; returns a mapping of updates."""
@@ -39,7 +39,8 @@ class Node:
             coroutine.
         execution_timeout: Seconds for one execution, instead of the agent's.
         retry: For bodies that ended with a failure.
-        interrupted: For bodies that were cut off: ``"uncertain"``, never run again by itself; or `Rerun`.
+        interrupted: For bodies that were cut off: ``"uncertain"``, never run again by itself; `Rerun`; or
+            `Probe`.
         isolation: ``"warm"``: an edge worker runs task after task; ``"fresh"``: each task has a new process.
         max_tasks: After this many tasks an edge worker is replaced.
         memory_limit: Bytes of address space of an edge worker; beyond it allocations fail.
@@ -66,7 +67,7 @@ class Node:
         concurrency: int | None = None,
         execution_timeout: float | None = None,
         retry: Retry | None = None,
-        interrupted: Literal["uncertain"] | Rerun = "uncertain",
+        interrupted: Literal["uncertain"] | Rerun | Probe = "uncertain",
         isolation: Literal["warm", "fresh"] = "warm",
         max_tasks: int = 1000,
         memory_limit: int | None = None,
@@ -112,6 +113,10 @@ class Node:
                 problems.add("name", reason)
         if self.is_async and self.isolation == "fresh":
             problems.add("isolation", "a coroutine node shares its process: 'fresh' is for functions")
+        if isinstance(self.interrupted, Probe) and self.interrupted.is_async and not self.is_async:
+            problems.add(
+                "interrupted", "a coroutine function probes a coroutine node only: nothing awaits it here"
+            )
         problem = lifespan_problem(self.lifespan)
         if problem:
             problems.add("lifespan", problem)
@@ -128,7 +133,7 @@ class _NodeFields(Fields):
     concurrency: Count | None
     execution_timeout: Seconds | None
     retry: InstanceOf[Retry] | None
-    interrupted: Literal["uncertain"] | InstanceOf[Rerun]
+    interrupted: Literal["uncertain"] | InstanceOf[Rerun] | InstanceOf[Probe]
     isolation: Literal["warm", "fresh"]
     max_tasks: Count
     memory_limit: Count | None
@@ -149,7 +154,7 @@ def node(
     concurrency: int | None = None,
     execution_timeout: float | None = None,
     retry: Retry | None = None,
-    interrupted: Literal["uncertain"] | Rerun = "uncertain",
+    interrupted: Literal["uncertain"] | Rerun | Probe = "uncertain",
     isolation: Literal["warm", "fresh"] = "warm",
     max_tasks: int = 1000,
     memory_limit: int | None = None,

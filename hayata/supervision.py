@@ -4,10 +4,12 @@ of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from enum import Enum
+from typing import Any, Final, Literal, TypeAlias
 
+from hayata.callables import arguments_problem, is_coroutine_function, is_generator_function, resolve
 from hayata.problems import Amount, Count, Fields, Pause, Problems, Seconds
 
 RetryOn: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]"
@@ -120,6 +122,68 @@ class Rerun:
 
 class _RerunFields(Fields):
     max_attempts: Count
+
+
+class ProbeAnswer(Enum):
+    """What a probe says when it has no result to give."""
+
+    NOT_DONE = "not_done"
+    UNKNOWN = "unknown"
+
+
+NOT_DONE: Final = ProbeAnswer.NOT_DONE
+"""A probe's answer: what the body does outside has not happened and will not. The body is run again."""
+
+UNKNOWN: Final = ProbeAnswer.UNKNOWN
+"""A probe's answer: it can't be told. The task is uncertain, and a person decides."""
+
+ProbeResult: TypeAlias = Mapping[str, Any] | ProbeAnswer
+ProbeFunction: TypeAlias = Callable[[Any], ProbeResult | Awaitable[ProbeResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask outside what became of a body that was *cut off*: whether the payment went through, say.
+
+    The function runs in an edge worker of the node, with the node's deadline. Its ``ctx`` is that of the
+    attempt that was cut off, so ``ctx.idempotency_key`` is what the body gave to the service. It must be safe
+    to ask twice: a probe that is cut off together with the supervisor is asked again. One that raises, dies,
+    takes too long or returns what can't be the node's result counts as `UNKNOWN`.
+
+    Attributes:
+        fn: ``fn(ctx)``, or ``"pkg.mod:function"``; of a coroutine node it may be a coroutine function. It
+            returns the result, a mapping of updates as the node function would have; or `NOT_DONE`; or
+            `UNKNOWN`.
+        max_attempts: All attempts of the body, the first included; a last one that was not done has failed.
+
+    Raises:
+        DefinitionError: ``invalid_definition``.
+    """
+
+    fn: ProbeFunction | str
+    max_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        problems.check(_RerunFields, {"max_attempts": self.max_attempts})
+        if isinstance(self.fn, str):
+            try:
+                object.__setattr__(self, "fn", resolve(self.fn))
+            except ValueError as error:
+                problems.add("fn", str(error))
+        if not callable(self.fn):
+            if not isinstance(self.fn, str):
+                problems.add("fn", f"{self.fn!r} is not a function")
+        elif is_generator_function(self.fn):
+            problems.add("fn", "is a generator; a probe returns its answer")
+        elif problem := arguments_problem(self.fn, 1, 1):
+            problems.add("fn", f"{problem}: (ctx)")
+        problems.raise_any("Probe")
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return is_coroutine_function(self.fn)
 
 
 @dataclass(frozen=True, slots=True)

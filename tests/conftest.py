@@ -40,6 +40,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_unconfigure() -> None:
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # of a run without a session: --help
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     left = config.stash.get(_left_behind, [])
     if left:

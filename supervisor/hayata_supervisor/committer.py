@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hayata.errors import HayataError
+from hayata_supervisor import failpoints
 from hayata_supervisor.core.effects import HOLD_S, Effect, Persist
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.background import Background
@@ -118,6 +119,7 @@ class Committer:
         if batch:
             self._in_flight = batch
             commits = [_commit(entry.persist) for entry in batch]
+            failpoints.hit("committer.before_submit")
             self._writer.submit(lambda: self._store.write(commits), self._written, self._failed)
         elif self._timer is None:
             due = min(entry.hold_until for entry in rest)
@@ -135,6 +137,7 @@ class Committer:
             self._broken(error)
 
     def _written(self, outcome: list[Refusal | None]) -> None:
+        failpoints.hit("committer.before_perform")
         batch, self._in_flight = self._in_flight, []
         self.full = None
         self.transactions += 1
@@ -145,6 +148,7 @@ class Committer:
                 self._perform(entry.after)
             else:
                 self._refused(entry.persist, refusal)
+        failpoints.hit("committer.after_perform")
         if self._queue:
             self._kick_later()
 

@@ -31,7 +31,7 @@ from hayata.messages import (
     WorkerReady,
     encode,
 )
-from hayata_supervisor import worker_logging
+from hayata_supervisor import failpoints, worker_logging
 from hayata_supervisor.edge_surroundings import Surroundings
 from hayata_supervisor.edge_worker import (
     EdgeJob,
@@ -187,16 +187,22 @@ class AsyncEdge:
         context = contextvars.copy_context()
         context.run(worker_logging.current_task.set, ids_of(task))
         running = asyncio.get_running_loop().create_task(
-            OwnSteps(self._body(task, call)), name=task.execution_id, context=context
+            OwnSteps(self._body(task, call, partials)), name=task.execution_id, context=context
         )
         self._tasks[task.execution_id] = running
         running.add_done_callback(lambda running: self._ended(task, running))
 
-    async def _body(self, task: RunTask, call: calls.TaskCall) -> Result:
+    async def _body(self, task: RunTask, call: calls.TaskCall, partials: Partials) -> Result:
+        failpoints.hit("edge.before_note")
         self._job.notes.begins(task.cell, task.execution_id)
-        return await call.run_async()
+        failpoints.hit("edge.after_note")
+        try:
+            return await call.run_async()
+        finally:
+            await partials.close()
 
     def _ended(self, task: RunTask, running: asyncio.Task[Result]) -> None:
+        failpoints.hit("edge.after_body")
         del self._tasks[task.execution_id]
         prologue.flush_standard_streams()
         if task.execution_id in self._killed:
@@ -256,6 +262,8 @@ class Partials:
         self._edge = edge
         self._execution_id = execution_id
         self._number = 0
+        self._open = True
+        self._pending: set[asyncio.Future[PartialAck]] = set()
 
     async def send(self, chunk: Value) -> None:
         """Send one chunk and wait until the supervisor has numbered it.
@@ -264,7 +272,18 @@ class Partials:
             HayataError: ``execution_not_active`` when the task is over; what the supervisor says;
                 ``frame_too_large``.
         """
+        if not self._open:
+            raise not_active(self._execution_id)
         self._number += 1
-        answer = await self._edge.send_partial(self._execution_id, self._number, chunk)
+        waiting = self._edge.send_partial(self._execution_id, self._number, chunk)
+        self._pending.add(waiting)
+        waiting.add_done_callback(self._pending.discard)
+        answer = await waiting
         if answer.error is not None:
             raise error_from(answer.error)
+
+    async def close(self) -> None:
+        """The task is over. Chunks that are on their way are waited for: nobody answers them after the result."""
+        self._open = False
+        if self._pending:
+            await asyncio.wait(self._pending)

@@ -35,13 +35,13 @@ from hayata.messages import (
     decoder,
     encode,
 )
-from hayata_supervisor import worker_logging
+from hayata_supervisor import failpoints, worker_logging
 from hayata_supervisor.edge_surroundings import Surroundings
 from hayata_supervisor.process import clock, prologue
 from hayata_supervisor.process.blocking import BlockingStream
 from hayata_supervisor.process.start_notes import NoteWriter
 
-Result: TypeAlias = TaskCompleted | TaskFailed
+Result: TypeAlias = calls.Outcome
 
 decode = decoder(ToEdge).decode
 
@@ -180,11 +180,14 @@ class SyncEdge:
             prologue.flush_standard_streams()
             os._exit(prologue.EXIT_OK if isinstance(result, TaskCompleted) else prologue.EXIT_FAILED)
         partials.close()
+        failpoints.hit("edge.after_body")
         return result
 
     def _run_in_context(self, task: RunTask, call: calls.TaskCall) -> Result:
         worker_logging.current_task.set(ids_of(task))
+        failpoints.hit("edge.before_note")
         self._job.notes.begins(task.cell, task.execution_id)
+        failpoints.hit("edge.after_note")
         return call.run()
 
     def acknowledgement(self, number: int) -> PartialAck:

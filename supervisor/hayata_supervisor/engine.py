@@ -28,6 +28,7 @@ from hayata.messages import (
     TaskInterrupted,
     UpdateChecked,
 )
+from hayata_supervisor import failpoints
 from hayata_supervisor.committer import Committer
 from hayata_supervisor.core.cells import Cells
 from hayata_supervisor.core.coordinator import Coordinator, Now
@@ -179,7 +180,9 @@ class Engine:
             if self.draining:
                 agent.coordinator.drain()
             else:
+                failpoints.hit("engine.before_begin")
                 self.perform(manifest.id, agent.coordinator.begin(now()))
+                failpoints.hit("engine.after_begin")
         self._app_events(index, reference, None)
 
     def apps_ready(self) -> None:

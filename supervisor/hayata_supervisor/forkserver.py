@@ -44,7 +44,7 @@ from hayata.messages import (
     decoder,
     encode,
 )
-from hayata_supervisor import agent_worker, node_worker
+from hayata_supervisor import agent_worker, failpoints, node_worker
 from hayata_supervisor.edge_worker import EdgeJob
 from hayata_supervisor.process import prctl, prologue
 from hayata_supervisor.process.channel import Channel
@@ -73,6 +73,7 @@ class App(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     """Import the app, then fork until the supervisor is gone. Returns the exit code."""
+    failpoints.enter("forkserver")
     options = _parse(arguments)
     sys.argv[1:] = []  # an app that looks at the command line must not find ours
     stream = socket.socket(fileno=options.stream_fd)
@@ -88,7 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
     launch = msgspec.msgpack.decode(read_memfd(options.launch_fd), type=Launch)
     incarnation = options.incarnation or os.urandom(4).hex()
     try:
+        failpoints.hit("forkserver.before_import")
         app = _import(launch, options.app_index)
+        failpoints.hit("forkserver.after_import")
     except BaseException as error:  # noqa: BLE001 - SystemExit, too, is an import that failed
         _say(stream, launch, WorkerFailed(incarnation, _import_error(error)))
         return EXIT_IMPORT_FAILED
@@ -122,7 +125,10 @@ def _peer_pid(stream: socket.socket) -> int:
 def _say(stream: socket.socket, launch: Launch, message: WorkerReady | WorkerFailed | Manifest) -> None:
     """Write before the loop runs. The supervisor always reads, so this may block."""
     try:
-        stream.sendall(frame(encode(message), launch.frame_cap_bytes))
+        body = encode(message)
+        failpoints.message("before_send", body, stream)
+        stream.sendall(frame(body, launch.frame_cap_bytes))
+        failpoints.message("after_send", body, stream)
     except FrameTooLarge as error:
         if isinstance(message, WorkerFailed):
             raise
@@ -132,6 +138,7 @@ def _say(stream: socket.socket, launch: Launch, message: WorkerReady | WorkerFai
 
 def _import(launch: Launch, index: int) -> App:
     os.chdir(launch.cwd)
+    sys.argv[:] = launch.argv or [""]
     sys.path[:] = launch.sys_path + [entry for entry in sys.path if entry not in launch.sys_path]
     if index >= 0:
         agents = load_app(launch.apps[index])
@@ -224,6 +231,7 @@ class ForkServer:
             for fd in packet.fds:
                 close_own(fd)
         self._channel.send(encode(answer))
+        failpoints.message("after_receive", packet.body, self._packets)
 
     def _fork(self, request: Fork, fds: list[int]) -> Forked | ForkFailed:
         try:
@@ -268,6 +276,7 @@ class ForkServer:
             close_own(write_end)
         try:
             report = os.read(read_end, _PID.size)
+            failpoints.hit("forkserver.before_receive_pid")
         finally:
             close_own(read_end)
             os.waitpid(middle, 0)
@@ -281,18 +290,22 @@ class ForkServer:
 
     def _middle(self, write_end: int, request: Fork, fds: list[int], work: Callable[[], None]) -> NoReturn:
         """Fork the worker, say its pid and go."""
+        failpoints.enter("middle")
         middle = os.getpid()
         try:
             pid = fork()
             if pid == 0:
                 self._worker(middle, request, fds, work)
+            failpoints.hit("middle.before_send_pid")
             os.write(write_end, _PID.pack(pid))
+            failpoints.hit("middle.after_send_pid")
         except OSError as error:
             os.write(write_end, _PID.pack(-(error.errno or 1)))
         finally:
             os._exit(prologue.EXIT_OK)
 
     def _worker(self, middle: int, request: Fork, fds: list[int], work: Callable[[], None]) -> NoReturn:
+        failpoints.enter("agent" if request.node is None else "node")
         stream, packets, stdout, stderr = fds
         # An agent worker has no use for the descriptor channel.
         keep = [stream] if request.node is None else [stream, packets]

@@ -25,6 +25,7 @@ from hayata import messages
 from hayata.errors import HayataError
 from hayata.memfd import read_memfd
 from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, StopRuntime
+from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.claim import Claim, claim
 from hayata_supervisor.process.embedder import Embedder
@@ -95,7 +96,9 @@ class Guard:
             if not self._kill_timer:
                 prctl.become_subreaper()
                 self._foreign = set(children_of(os.getpid()))
+                failpoints.hit("guard.before_claim")
                 self._claim = claim(self._launch, self._limits, self._stderr)
+                failpoints.hit("guard.after_claim")
                 self._reactor.watch_read(self._inbox.fd, self._signalled)
                 self._signalled()
             if not self._kill_timer:
@@ -197,7 +200,9 @@ class Guard:
         dead.drain()
         dead.close()
         self._supervisor = None
+        failpoints.hit("guard.before_bury")
         undying = kill_children(self._foreign, timeout_s=self._limits.kill)
+        failpoints.hit("guard.after_bury")
         if self._fatal:
             self._give_up(self._fatal)
         elif undying:
@@ -258,6 +263,7 @@ def guard_main(
     arguments: Sequence[str], *, limits: Limits | None = None, supervisor_module: str = SUPERVISOR
 ) -> int:
     """Be the guard that ``--launch-fd N`` describes; return the exit code."""
+    failpoints.enter("guard")
     open_missing_standard_streams()
     inbox = SignalInbox(getattr(signal, name) for name in _SIGNALS)
     prctl.set_name("hayata-guard")

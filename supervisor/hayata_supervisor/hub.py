@@ -94,6 +94,8 @@ class Hub:
         subject = effect.subject
         self._resting.discard(subject.id)
         if not subject.stream and subject.id not in self._followers:
+            # An earlier follower's tail would lack these; without partial results all of it is in the journal.
+            self._drop_tail(subject.id)
             return
         events = events_of(subject.id, effect.record, subject.input)
         self._add(subject.id, events)
@@ -129,6 +131,11 @@ class Hub:
         while self._tails_bytes > _TAILS_BYTES and len(self._tails) > 1:
             _, oldest = self._tails.popitem(last=False)
             self._tails_bytes -= oldest.size
+
+    def _drop_tail(self, invocation: bytes) -> None:
+        tail = self._tails.pop(invocation, None)
+        if tail is not None:
+            self._tails_bytes -= tail.size
 
     # ---- listening -------------------------------------------------------------------------------------------------
 

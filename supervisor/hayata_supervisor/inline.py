@@ -18,10 +18,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import hayata
 from hayata import calls
 from hayata.agent import Agent
 from hayata.client.transport import SocketTransport
@@ -82,7 +82,7 @@ class InlineServer:
             None,
             requests,
             log,
-            version=version("hayata"),
+            version=hayata.__version__,
             gone=lambda connection: self._engine.hub.gone(lambda sink: getattr(sink, "connection", None) is connection),
             cap_bytes=DEFAULT_CAP_BYTES,
         )

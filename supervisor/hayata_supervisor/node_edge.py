@@ -17,7 +17,7 @@ import msgspec
 
 from hayata.framing import FrameTooLarge
 from hayata.messages import ErrorInfo, StopWorker, WorkerFailed, WorkerReady, encode
-from hayata_supervisor import edge_worker
+from hayata_supervisor import edge_worker, failpoints
 from hayata_supervisor.process import prologue
 from hayata_supervisor.process.burial import Burial
 from hayata_supervisor.process.channel import Channel
@@ -52,6 +52,13 @@ class FailedHead(_Head, tag="task_failed"):
     edge: str
 
 
+class ProbedHead(_Head, tag="probed"):
+    """Of `hayata.messages.TaskProbed`."""
+
+    execution_id: str
+    edge: str
+
+
 class PartialHead(_Head, tag="partial"):
     """Of `hayata.messages.Partial`."""
 
@@ -73,7 +80,7 @@ class RetiresHead(_Head, tag="retires"):
     reason: str
 
 
-TaskHead: TypeAlias = CompletedHead | FailedHead | PartialHead | StoppedHead
+TaskHead: TypeAlias = CompletedHead | FailedHead | ProbedHead | PartialHead | StoppedHead
 
 _decode_head = msgspec.msgpack.Decoder(TaskHead | RetiresHead | WorkerReady | WorkerFailed).decode
 
@@ -218,6 +225,7 @@ class Edge:
             self._kill_timer.cancel()
 
     def _died(self) -> None:
+        failpoints.hit("node.before_bury")
         # Until it is reaped its number names nobody else, nor does the group that it leads. What has left the
         # group is found by the burial.
         with suppress(ProcessLookupError, PermissionError):
@@ -232,11 +240,13 @@ class Edge:
         Burial(self._reactor, self._owner.is_known, self._buried).start()
 
     def _buried(self) -> None:
+        failpoints.hit("node.before_judge")
         self.channel.drain()
         self.channel.close()
         self.output.end()
         close_own(self.pidfd)
         self._owner.edge_ended(self)
+        failpoints.hit("node.after_judge")
 
 
 def spawn(setting: EdgeSetting, edge: str) -> Edge:
@@ -262,6 +272,7 @@ def spawn(setting: EdgeSetting, edge: str) -> Edge:
             close_own(thing)
         raise
     if pid == 0:
+        failpoints.enter("edge")
         prologue.run_worker(
             lambda: prologue.begin(
                 name=f"h:{setting.job.node.name}*",

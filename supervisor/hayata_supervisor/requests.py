@@ -79,6 +79,8 @@ class Requests:
                 self._reconcile(request, sink)
             case m.Cancel():
                 self._cancel(request, sink)
+            case m.ListAgents() if self._engine.apps_pending:
+                self._parked.append((request, sink))
             case m.ListAgents():
                 sink.reply(m.AgentList([self._agent_info(name, each) for name, each in self._engine.agents.items()]))
             case m.StartAgent():

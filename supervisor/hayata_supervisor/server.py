@@ -16,6 +16,7 @@ import msgspec
 from hayata import messages as m
 from hayata.errors import HayataError
 from hayata.framing import FrameTooLarge
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.reactor import Reactor
 from hayata_supervisor.requests import Requests
@@ -69,12 +70,14 @@ class Server:
         assert self._listener is not None
         for _ in range(_ACCEPTS_A_TURN):
             try:
+                failpoints.hit("server.before_accept")
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptors left: clients wait in the queue until some are
                 self.log.warning("accept failed", error=str(error))
                 return
+            failpoints.hit("server.after_accept", sock)
             connection = self.adopt(sock)
             if not _is_ours(sock):
                 connection.refuse("permission_denied", "this daemon belongs to another user")
@@ -116,6 +119,8 @@ class Connection:
 
     def received(self, body: bytes) -> None:
         """One message."""
+        if self.channel.queued_bytes > _MAX_QUEUED_BYTES:
+            self.channel.pause_reading()  # who does not read his answers may not ask more
         try:
             if len(body) > len(_DEPTH_TO_SPARE):  # else it can't be deep
                 _skim(_DEPTH_TO_SPARE + body)
@@ -130,6 +135,9 @@ class Connection:
             if message.protocol != m.PROTOCOL_VERSION:
                 text = f"this daemon speaks protocol {m.PROTOCOL_VERSION}, the client {message.protocol}"
                 self.refuse("protocol_error", text, "use the same version of hayata on both sides")
+                return
+            if self._greeted:
+                self.refuse("protocol_error", "the hello was said already")
                 return
             self._greeted = True
             self.channel.send(m.encode(m.Hello(package=self._server.version)))
@@ -191,6 +199,7 @@ class Connection:
         return False
 
     def _drained(self) -> None:
+        self.channel.resume_reading()
         waiting, self._writable = self._writable, []
         for callback in waiting:
             callback()

@@ -15,14 +15,15 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
+import hayata
 from hayata.errors import HayataError
 from hayata.memfd import read_memfd
 from hayata.messages import Beat, ErrorInfo, Fatal, Launch, ProcessInfo, Serving, StopRuntime, ToSupervisor, decoder
+from hayata_supervisor import failpoints
 from hayata_supervisor.engine import Engine
 from hayata_supervisor.logs import LogThread
 from hayata_supervisor.process import clock, prctl
@@ -82,7 +83,9 @@ class Supervisor:
         self._drain_s = 0.0
         self._tree_stopping = False
         self._exit_code = 0
+        failpoints.hit("supervisor.before_open")
         store = open_store(Path(launch.data_dir))
+        failpoints.hit("supervisor.after_open")
         self._engine = Engine(
             self._reactor,
             store,
@@ -102,7 +105,7 @@ class Supervisor:
             listener,
             self._requests,
             self._log,
-            version=version("hayata"),
+            version=hayata.__version__,
             gone=self._client_gone,
             cap_bytes=launch.frame_cap_bytes,
         )
@@ -259,6 +262,7 @@ def supervisor_main(arguments: Sequence[str]) -> int:
     start.add_argument("--first-start", action="store_true")
     start.add_argument("--restart", type=int)
     options = parser.parse_args(arguments)
+    failpoints.enter("supervisor")
     prctl.set_name("hayata-super")
     prctl.become_subreaper()
     keep_descriptors_to_ourselves()
@@ -276,7 +280,9 @@ def supervisor_main(arguments: Sequence[str]) -> int:
         if code == EXIT_AGAIN:
             print(f"hayata: {error}", file=sys.stderr)
         else:
+            failpoints.hit("supervisor.before_send_fatal", guard)
             guard.send(msgspec.msgpack.encode(Fatal(_fitting(info), code)))  # the guard says it
+            failpoints.hit("supervisor.after_send_fatal", guard)
         return code
     return supervisor.run()
 

@@ -25,14 +25,17 @@ from uuid import uuid4
 
 from hayata import Agent, Backoff, Fail, Finish, Next, Node, Rerun, Retry, Supervision
 
-HOME = Path(os.environ["CHAOS_HOME"])
 _FLOCK = "hhqqi"  # l_type, l_whence, l_start, l_len, l_pid
+
+
+def home():
+    return Path(os.environ["CHAOS_HOME"])
 
 
 def note(what, **fields):
     """Append one line to the ledger; durable on return."""
     line = json.dumps({"what": what, "mono": time.monotonic(), **fields}) + "\n"
-    fd = os.open(HOME / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    fd = os.open(home() / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(fd, line.encode())
         os.fsync(fd)
@@ -43,7 +46,7 @@ def note(what, **fields):
 @contextmanager
 def alone(key):
     """Tell whether nobody else is in here with the same key. The kernel frees a dead process's place."""
-    fd = os.open(HOME / "locks", os.O_RDWR | os.O_CREAT)
+    fd = os.open(home() / "locks", os.O_RDWR | os.O_CREAT)
     place = zlib.crc32(key.encode()) << 28 | zlib.adler32(key.encode()) >> 4
     try:
         try:
@@ -190,14 +193,15 @@ def family(state, ctx):
 
 
 def in_line(*names):
-    """Run these one after the other. A name that ends with ``?`` only where the input says so, else the first."""
+    """Run these one after the other; what ends with ``?`` if the input says so, else the first in its place."""
 
     def policy(context):
         if context.step == len(names):
             return Finish(context.state)
-        name, _, optional = names[context.step].partition("?")
-        wanted = context.input.get("slow") or not names[context.step].endswith("?")
-        return Next(name if wanted else names[0], context.input)
+        name = names[context.step]
+        if name.endswith("?"):
+            name = name[:-1] if context.input.get("slow") else names[0]
+        return Next(name, context.input)
 
     return policy
 
@@ -218,7 +222,7 @@ def fan_out(context):
 def forgiving(context):
     if context.failure is not None:
         return Fail({"because": context.failure.code})
-    return Next("flaky", context.input) if context.step < 2 else Finish(context.state)
+    return Next("try", context.input) if context.step < 2 else Finish(context.state)
 
 
 RERUN = Rerun(max_attempts=4)
@@ -266,12 +270,12 @@ agents = [
     ),
     _agent(
         "flaky",
-        [Node(flaky, concurrency=2, interrupted=RERUN, retry=Retry(max_attempts=3, backoff=0.02))],
+        [Node(flaky, name="try", concurrency=2, interrupted=RERUN, retry=Retry(max_attempts=3, backoff=0.02))],
         forgiving,
         on_failure="policy",
     ),
     _agent("talk", [Node(speak, interrupted=RERUN)], in_line("speak"), conversation_memory=True),
-    _agent("pour", [Node(pour, interrupted=RERUN)], in_line("pour", "pour")),
-    _agent("family", [Node(family, concurrency=2)], in_line("family")),
+    _agent("pour", [Node(pour, name="chunks", interrupted=RERUN)], in_line("chunks", "chunks")),
+    _agent("family", [Node(family, name="beget", concurrency=2)], in_line("beget")),
     _agent("manual", [Node(slow, name="act", concurrency=2)], in_line("act", "act"), resume="manual"),
 ]

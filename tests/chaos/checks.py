@@ -23,7 +23,7 @@ from hayata.client.records import TERMINAL, Event, Task
 from hayata.ids import parse_execution_id
 from tests.chaos.app import amount
 from tests.chaos.ledger import Line
-from tests.chaos.story import Story, Told
+from tests.chaos.story import Story, Told, describe
 
 _TERMINAL_EVENTS = frozenset({"invocation_completed", "invocation_failed", "invocation_cancelled"})
 _EXPECTED_FAILURES = frozenset(
@@ -247,7 +247,7 @@ def check_what_was_heard(story: Story) -> Iterator[Violation]:
         if told is None:
             continue  # told of already
         if line["id"] not in known:
-            known[line["id"]] = _lifecycle(told.events)
+            known[line["id"]] = _meanings(told.events)
         yield from _check_heard_event(known[line["id"]], line)
     yield from _check_readings(story)
     for line in story.heard:
@@ -263,37 +263,31 @@ def check_what_was_heard(story: Story) -> Iterator[Violation]:
     yield from _check_cancelled(story)
 
 
-def _lifecycle(events: list[Event]) -> dict[int, tuple[str, Any]]:
-    return {event.sequence: (event.type, event.data.get("execution_id")) for event in events if event.type != "gap"}
+def _meanings(events: list[Event]) -> dict[int, tuple[str, Any]]:
+    lines = [describe(event) for event in events]
+    return {line["n"]: (line["type"], line["about"]) for line in lines if line["type"] != "gap"}
 
 
 def _check_heard_event(known: dict[int, tuple[str, Any]], line: Line) -> Iterator[Violation]:
-    """A number once told is the same for ever; a partial result may be forgotten, and then lies in a gap.
-
-    What is told in the end replaces nothing that was heard before, so each first hearing is remembered.
-    """
+    """A number means the same for ever. A partial result may be forgotten, and lies in a gap then."""
     if line["type"] == "gap":
         return
     now = (line["type"], line["about"])
-    if line["type"] == "node_partial_result":
-        before = known.setdefault(line["n"], now)
-        if before[0] == "node_partial_result" and before[1] != line["about"]:
-            before = known[line["n"]] = now if str(line["about"]).startswith(f"{before[1]} ") else before
-        if before != now:
-            yield Violation(7, f"invocation {line['id']}: number {line['n']} was {before}, and is {now}")
-    elif known.get(line["n"]) != now:
-        yield Violation(7, f"invocation {line['id']}: number {line['n']} was {now}, is {known.get(line['n'])}")
+    is_partial = line["type"] == "node_partial_result"
+    meaning = known.setdefault(line["n"], now) if is_partial else known.get(line["n"])
+    if meaning != now:
+        yield Violation(7, f"number {line['n']} of invocation {line['id']} was heard as {now} and is {meaning}")
 
 
 def _check_readings(story: Story) -> Iterator[Violation]:
-    """Each reading goes on directly behind the number that it asked for, without a hole and without a repetition."""
-    last: dict[str, tuple[int, int]] = {}
+    """A reading goes on directly behind the number that it asked for, without a hole and without a repetition."""
+    last: dict[tuple[str, int], int] = {}
     for line in story.heard_of("event"):
-        after, before = last.get(line["id"], (-1, 0))
-        expected = before + 1 if after == line["after"] else line["after"] + 1
-        if line.get("first", line["n"]) != expected:
-            yield Violation(7, f"invocation {line['id']}: after {expected - 1} a reader was told {line}")
-        last[line["id"]] = (line["after"], line["n"])
+        reading = (line["id"], line["reading"])
+        before = last.get(reading, line["after"])
+        if line["first"] != before + 1:
+            yield Violation(7, f"a reader of invocation {line['id']} was told, after number {before}: {line}")
+        last[reading] = line["n"]
 
 
 def _check_cancelled(story: Story) -> Iterator[Violation]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from tests.chaos.ledger import Ledger
 from tests.chaos.plan import Fault
-from tests.chaos.processes import Family, Process, Snapshot, count_descriptors, stat
+from tests.chaos.processes import Family, Process, Snapshot, list_descriptors, stat
 from tests.chaos.runtime import Runtime
 from tests.chaos.watch import Watch
 
@@ -50,7 +50,12 @@ class Faults:
         self._guard_killed = False
         self.counts: Counter[tuple[str, str]] = Counter()
         self.surprises: list[str] = []
-        for fault in plan:
+        self._plan = list(plan)
+
+    def begin(self) -> None:
+        """The load begins: the plan's time runs from now on."""
+        self._began = time.monotonic()
+        for fault in self._plan:
             self._at(self._began + fault.at_s, lambda fault=fault: self._inflict(fault, self._began + fault.at_s))
 
     def run(self, until_s: float) -> None:
@@ -126,9 +131,7 @@ class Faults:
                 os.kill(victim.pid, signal.SIGCONT)
 
     def _squeeze(self, fault: Fault, victim: Process) -> None:
-        used = count_descriptors(victim.pid)
-        if used is None:
-            return
+        used = len(list_descriptors(victim.pid))
         before = resource.prlimit(victim.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(victim.pid, resource.RLIMIT_NOFILE, (used + fault.spare, before[1]))
         self._at(time.monotonic() + fault.for_s, lambda: self._release(victim, before))

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
 
-from hayata.client.records import RESTING, TERMINAL, Event
+from hayata.client.records import RESTING, TERMINAL
 from hayata.errors import HayataError, InvocationCancelled, InvocationFailed, RecoveryNeeded
 from tests.chaos.faces import AsyncFace, BlockingFace, Face
 from tests.chaos.jobs import Job, make_job, settlement
 from tests.chaos.ledger import Ledger
+from tests.chaos.story import describe
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +40,30 @@ _UNAVAILABLE_S = 60.0
 _WAYS = {"await": 10, "follow": 6, "cancel": 2, "leave": 3, "twice": 1}
 _REFUSALS = {"session_busy", "recovery_required"}
 _SETTLED_BY_ANOTHER = {"already_reconciled", "not_uncertain", "invocation_terminal"}
+
+
+class Reader:
+    """Reads one invocation's events, now and then on a new connection, and writes each one down."""
+
+    def __init__(self, face: Face, ledger: Ledger, id: str) -> None:
+        self._face = face
+        self._ledger = ledger
+        self._id = id
+        self._readings = 0
+        self._after = 0
+        self.last = ""
+
+    async def read(self, most: int) -> int:
+        """Read ``most`` events, or all until it rests or ends; return how many."""
+        self._readings += 1
+        count, about = 0, {"id": self._id, "reading": self._readings, "after": self._after}
+        async for event in self._face.events(self._id, self._after):
+            self._ledger.note("event", **about, **describe(event))
+            self._after, self.last = event.sequence, event.type
+            count += 1
+            if count == most:
+                break
+        return count
 
 
 class Load:
@@ -134,11 +159,11 @@ class Load:
 
     async def _follow(self, dice: random.Random, job: Job, id: str) -> None:
         """Read the events, over several connections, and decide where it rests."""
-        after, last = 0, ""
-        while last not in TERMINAL_EVENTS:
+        reader = Reader(self._face, self._ledger, id)
+        while reader.last not in TERMINAL_EVENTS:
             most = dice.choice([1, 3, 10, 1000])
             try:
-                count, after, last = await asyncio.wait_for(self._read(id, after, last, most), _RESULT_S)
+                count = await asyncio.wait_for(reader.read(most), _RESULT_S)
             except HayataError as error:
                 if error.code != "daemon_unavailable":
                     raise
@@ -146,21 +171,11 @@ class Load:
                 continue
             except TimeoutError:
                 return
-            if count < most and last not in TERMINAL_EVENTS:  # it rests
+            if count < most and reader.last not in TERMINAL_EVENTS:  # it rests
                 if dice.random() < 0.3:
                     return
                 await self._decide(dice, job, id)
-        self._ledger.note("ended_by_event", id=id, status=TERMINAL_EVENTS[last])
-
-    async def _read(self, id: str, after: int, last: str, most: int) -> tuple[int, int, str]:
-        count = 0
-        async for event in self._face.events(id, after):
-            self._ledger.note("event", id=id, after=after, **describe(event))
-            after, last = event.sequence, event.type
-            count += 1
-            if count >= most:
-                break
-        return count, after, last
+        self._ledger.note("ended_by_event", id=id, status=TERMINAL_EVENTS[reader.last])
 
     # Decisions
 
@@ -182,16 +197,6 @@ class Load:
                         raise
                 else:
                     self._ledger.note("settled", id=id, task=task.id, verdict=verdict)
-
-
-def describe(event: Event) -> dict[str, Any]:
-    """What of an event is written down: enough to know it again."""
-    if event.type == "gap":
-        return {"n": event.sequence, "type": "gap", "first": event.data["from"]}
-    about = event.data.get("execution_id")
-    if event.type == "node_partial_result":
-        about = f"{about} {event.data['result']}"
-    return {"n": event.sequence, "type": event.type, "about": about}
 
 
 async def main(kind: str, seed: str, lanes: int, *, ours: bool) -> None:

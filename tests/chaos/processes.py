@@ -186,9 +186,9 @@ def _is_node(process: Process, members: dict[int, Process]) -> bool:
     return is_named and parent is not None and parent.name == SUPERVISOR
 
 
-def count_descriptors(pid: int) -> int | None:
-    """How many descriptors the process has open; None when it is gone."""
+def list_descriptors(pid: int) -> list[str]:
+    """The numbers of the descriptors that the process has open; none when it is gone."""
     try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
+        return os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        return None
+        return []

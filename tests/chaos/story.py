@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hayata import AsyncClient
 from hayata.client.records import Event, InvocationRecord, Task
@@ -59,6 +60,16 @@ class Story:
         for line in self.bodies:
             found[line["execution"]].append(line)
         return found
+
+
+def describe(event: Event) -> dict[str, Any]:
+    """What of an event is written down: its number (and the first one that a gap stands for), type, and whose it is."""
+    if event.type == "gap":
+        return {"n": event.sequence, "first": event.data["from"], "type": "gap", "about": None}
+    about = event.data.get("execution_id")
+    if event.type == "node_partial_result":
+        about = f"{about} {event.data['result']}"
+    return {"n": event.sequence, "first": event.sequence, "type": event.type, "about": about}
 
 
 def heard_lines(home: Path) -> list[Line]:

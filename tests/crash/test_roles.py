@@ -30,7 +30,7 @@ BURIED = {
 
 
 class Pair:
-    """An invocation of ``line`` and one of ``again``: their `act` waits at a gate, with a child and a daemon."""
+    """An invocation of ``line`` and one of ``again``: `act` waits at a gate, with a child and a daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon, self.site = daemon, daemon.site

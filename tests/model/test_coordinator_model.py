@@ -20,7 +20,8 @@ from hayata_supervisor.core.facts import TERMINAL
 from hayata_supervisor.core.invocation import TERMINAL_EVENTS
 from tests.support.pure_shell import PureShell, agent, encode, node, raw
 
-NODES = ("plain", "rerun", "retry", "narrow")
+NODES = ("plain", "rerun", "retry", "narrow", "probe")
+ATTEMPTS = {"plain": 1, "narrow": 1, "rerun": 3, "retry": 3, "probe": 3}
 
 
 class Histories(RuleBasedStateMachine):
@@ -32,6 +33,7 @@ class Histories(RuleBasedStateMachine):
                 node("rerun", rerun=3),
                 node("retry", retry=RetryManifest(3, 1.0, 2.0, 8.0, 0.5)),
                 node("narrow", concurrency=1),
+                node("probe", concurrency=1, probe=3),
                 on_failure=on_failure,
                 max_concurrency=limit,
                 max_steps=8,
@@ -42,6 +44,7 @@ class Histories(RuleBasedStateMachine):
         self.tokens: list[tuple[str, bytes, object]] = []
         self.body_started: Counter[tuple[bytes, int]] = Counter()
         self.granted: Counter[tuple[bytes, int]] = Counter()
+        self.not_done: Counter[tuple[bytes, int]] = Counter()
         self.results: dict[str, bytes] = {}
         self.seen: set[str] = set()
         self.begun: set[str] = set()
@@ -109,15 +112,39 @@ class Histories(RuleBasedStateMachine):
 
     # workers
 
-    @precondition(lambda self: self.shell.dispatched)
+    def _out(self, *, probe: bool = False) -> list[str]:
+        """Executions that are out: bodies, or probes."""
+        return sorted(name for name, task in self.shell.dispatched.items() if task.probe == probe)
+
+    @precondition(lambda self: self._out())
     @rule(data=st.data())
     def begin_body(self, data: st.DataObject) -> None:
-        self._body_starts(data.draw(st.sampled_from(sorted(self.shell.dispatched))))
+        self._body_starts(data.draw(st.sampled_from(self._out())))
 
-    @precondition(lambda self: self.shell.dispatched)
+    @precondition(lambda self: self._out(probe=True))
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["result", "not_done", "not_done", "unknown", "fail", "interrupt"]),
+    )
+    def answer_probe(self, data: st.DataObject, outcome: str) -> None:
+        name = data.draw(st.sampled_from(self._out(probe=True)))
+        match outcome:
+            case "result":
+                self.shell.complete(name, x="probed")
+            case "fail":
+                self.shell.fail(name, retryable=True)
+            case "interrupt":
+                self.shell.interrupt(name)
+            case _:
+                execution = parse_execution_id(name)
+                assert execution is not None
+                self.not_done[execution.invocation, execution.step] += outcome == "not_done"
+                self.shell.probed(name, not_done=outcome == "not_done")
+
+    @precondition(lambda self: self._out())
     @rule(data=st.data(), outcome=st.sampled_from(["complete", "complete", "fail", "retryable", "interrupt"]))
     def report(self, data: st.DataObject, outcome: str) -> None:
-        name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
+        name = data.draw(st.sampled_from(self._out()))
         self._body_starts(name)
         match outcome:
             case "complete":
@@ -129,10 +156,10 @@ class Histories(RuleBasedStateMachine):
             case "interrupt":
                 self.shell.interrupt(name)
 
-    @precondition(lambda self: len(self.shell.dispatched) > 1)
+    @precondition(lambda self: len(self._out()) > 1)
     @rule(data=st.data(), ok=st.booleans())
     def report_one_of_several(self, data: st.DataObject, ok: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
+        name = data.draw(st.sampled_from(self._out()))
         self._body_starts(name)
         self.shell.complete(name, x=0) if ok else self.shell.fail(name)
 
@@ -184,7 +211,8 @@ class Histories(RuleBasedStateMachine):
         for name, slots in shell.coordinator.executions.slots.items():
             assert 0 <= slots.active <= slots.manifest.concurrency, name
             assert slots.active <= slots.marked, name
-        assert shell.coordinator.admission.running >= 0
+        going = [each for each in shell.coordinator.invocations.values() if each.status == "running"]
+        assert shell.coordinator.admission.running == len(going)
         for id in shell.journals:
             self._check_journal(id)
 
@@ -193,6 +221,7 @@ class Histories(RuleBasedStateMachine):
             return
         self.begun.add(name)
         assert name not in self.seen, "no attempt begins twice"
+        assert not self.shell.dispatched[name].probe
         self.shell.begin_body(name)
         execution = parse_execution_id(name)
         assert execution is not None
@@ -203,7 +232,9 @@ class Histories(RuleBasedStateMachine):
         self.seen.add(name)
         self.body_started[execution.invocation, execution.step] += 1
         kind = self.shell.nodes[name]
-        bound = {"plain": 1, "narrow": 1, "rerun": 3, "retry": 3}[kind]
+        bound = ATTEMPTS[kind]
+        if kind == "probe":
+            bound = min(bound, 1 + self.not_done[execution.invocation, execution.step])
         granted = self.granted[execution.invocation, execution.step]
         assert self.body_started[execution.invocation, execution.step] <= bound + granted
 
@@ -236,9 +267,12 @@ class Histories(RuleBasedStateMachine):
             shell.save()
             if shell.asked:
                 shell.decide(None)
-            elif shell.dispatched:
-                self._body_starts(sorted(shell.dispatched)[0])
-                shell.complete(sorted(shell.dispatched)[0])
+            elif self._out(probe=True):
+                shell.complete(self._out(probe=True)[0])
+            elif self._out():
+                name = self._out()[0]
+                self._body_starts(name)
+                shell.complete(name)
             elif shell.coordinator.next_due() is not None:
                 shell.advance(20)
             else:

@@ -24,9 +24,10 @@ from hayata.messages import (
     TaskCompleted,
     TaskFailed,
     TaskInterrupted,
+    TaskProbed,
 )
 from hayata_supervisor.core import facts as f
-from hayata_supervisor.core.cells import Cells
+from hayata_supervisor.core.cells import CELLS, Cells
 from hayata_supervisor.core.coordinator import Coordinator, Now
 from hayata_supervisor.core.effects import (
     Acknowledge,
@@ -53,8 +54,15 @@ def raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(encode(value))
 
 
-def node(name: str, *, concurrency: int = 2, rerun: int = 0, retry: RetryManifest | None = None) -> NodeManifest:
-    return NodeManifest(name, False, concurrency, None, retry, rerun, False, 1000, 5.0)
+def node(
+    name: str,
+    *,
+    concurrency: int = 2,
+    rerun: int = 0,
+    retry: RetryManifest | None = None,
+    probe: int = 0,
+) -> NodeManifest:
+    return NodeManifest(name, False, concurrency, None, retry, rerun, False, 1000, 5.0, probe)
 
 
 def agent(*nodes: NodeManifest, **changes: Any) -> AgentManifest:
@@ -87,10 +95,11 @@ class Answers:
 
 
 class PureShell:
-    def __init__(self, manifest: AgentManifest) -> None:
+    def __init__(self, manifest: AgentManifest, cells: int = CELLS) -> None:
         self.manifest = manifest
+        self.cells = cells
         self.notes: dict[int, str] = {}
-        self.coordinator = Coordinator(manifest, Cells())
+        self.coordinator = Coordinator(manifest, Cells(cells))
         self.time = 1000.0
         self.journals: dict[bytes, list[bytes]] = {}
         self.snapshots: dict[bytes, tuple[int, bytes]] = {}
@@ -196,7 +205,7 @@ class PureShell:
         self.unsaved, self.asked, self.kills = [], [], []
         self.dispatched = {}
         before = dict(self.notes)
-        cells = Cells()
+        cells = Cells(self.cells)
         self.coordinator = Coordinator(
             self.manifest, cells, lambda cell, execution: not proofs or before.get(cell) == execution
         )
@@ -212,7 +221,8 @@ class PureShell:
 
     def begin_body(self, execution: str) -> None:
         """The worker notes that the body begins."""
-        self.notes[self.dispatched[execution].cell] = execution
+        if self.dispatched[execution].cell >= 0:
+            self.notes[self.dispatched[execution].cell] = execution
 
     def decide(self, decision: list[str] | str | None, value: object = None, *, fail: bool = False) -> None:
         """Answer the oldest question: a list or a name is Next, None is Finish."""
@@ -241,6 +251,11 @@ class PureShell:
         self.dispatched.pop(execution, None)
         report = TaskInterrupted(execution, "edge", ErrorInfo(code, "gone"), started)
         self.do(self.coordinator.reported(report, self.now))
+
+    def probed(self, execution: str, *, not_done: bool) -> None:
+        """The probe says that the body had no effect, or that it can't tell."""
+        assert self.dispatched.pop(execution).probe
+        self.do(self.coordinator.reported(TaskProbed(execution, "edge", not_done), self.now))
 
     def advance(self, seconds: float) -> None:
         self.time += seconds

@@ -18,7 +18,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class Growth(msgspec.Struct):
     """Bytes of journal since the last snapshot, and that snapshot's size: a snapshot is due when the first exceeds the
-    second, so that what is written for a state of n bytes stays within twice the sum of its updates."""
+    second, so that what is written for a state of n bytes stays within twice the sum of its updates.
+    """
 
     journal: int = 0
     snapshot: int = 0

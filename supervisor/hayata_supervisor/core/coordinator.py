@@ -28,17 +28,18 @@ from hayata.messages import (
     PartialAck,
     PolicyFailed,
     TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
+    TaskEnd,
+    TaskProbed,
 )
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core import reasons
 from hayata_supervisor.core.cells import Cells
-from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Settled, Token
+from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Token
 from hayata_supervisor.core.invocation import Invocation, Task, info
 from hayata_supervisor.core.merge import merge
 from hayata_supervisor.core.reasons import Refusal
-from hayata_supervisor.core.transitions import Now, Transitions, cancellations
+from hayata_supervisor.core.recovering import Recovering
+from hayata_supervisor.core.transitions import Now, cancellations
 
 __all__ = ["Coordinator", "Now", "Refusal"]
 
@@ -54,7 +55,7 @@ class _Cancel(NamedTuple):
     invocation: bytes
 
 
-class Coordinator(Transitions):
+class Coordinator(Recovering):
     """See the module. One method for each event."""
 
     def __init__(
@@ -117,9 +118,13 @@ class Coordinator(Transitions):
         return self._effects()
 
     def uncertain_task(self, id: bytes, step: int, attempt: int) -> Task | None:
-        """The task if it is uncertain."""
+        """The task if it is uncertain, and its invocation waits for it: another branch's failure may have ended the
+        transition meanwhile.
+        """
         invocation = self.invocations.get(id)
-        task = invocation.task(step) if invocation else None
+        if invocation is None or invocation.status != "uncertain":
+            return None
+        task = invocation.task(step)
         return task if task and task.attempt == attempt and task.status == "uncertain" else None
 
     def reconcile(self, id: bytes, fact: f.Reconciled, now: Now) -> list[Effect]:
@@ -132,14 +137,9 @@ class Coordinator(Transitions):
         if fact.update is not None and not invocation.parallel:
             merge(invocation.state, fact.update, fact.merge)
         if fact.error is not None:
-            self._persist(invocation, [fact], now)
-            self._transition_failed(invocation, [], fact.error, now)
-        elif any(task.status == "uncertain" and task.step != fact.step for task in invocation.tasks):
-            persist = self._persist(invocation, [fact], now)
-            persist.after.append(Settled(invocation.id, info(invocation)))  # it rests on
+            self._transition_failed(invocation, [fact], fact.error, now)
         else:
-            self._persist(invocation, [fact, f.Recovered(self._paused(invocation, now))], now)
-            self._resume(invocation, now)
+            self._recover(invocation, [fact], now, paused_s=self._paused(invocation, now))
         return self._effects()
 
     def recover(self, changed: str | None, now: Now) -> tuple[list[Effect], list[Invocation]]:
@@ -159,7 +159,7 @@ class Coordinator(Transitions):
                     continue
                 self._persist(invocation, [f.Reversioned(self.manifest.version)], now)
             del self.resting[id]
-            self._recover(invocation, now, paused_s=now.wall - rest.since_wall)
+            self._recover(invocation, [], now, paused_s=now.wall - rest.since_wall)
         touched += [each for each in self.invocations.values() if each.status == "uncertain" and each not in touched]
         return self._effects(), touched
 
@@ -190,7 +190,7 @@ class Coordinator(Transitions):
             self._hand_out(slots, now)
         return self._effects()
 
-    def reported(self, report: TaskCompleted | TaskFailed | TaskInterrupted, now: Now) -> list[Effect]:
+    def reported(self, report: TaskEnd, now: Now) -> list[Effect]:
         """Take the confirmed end of an execution. One that is superseded or not wanted changes nothing but its slot."""
         execution = self.executions.end(report.execution_id, now.mono)
         if execution is None:
@@ -202,9 +202,13 @@ class Coordinator(Transitions):
         task = invocation.task(execution.step) if invocation else None
         if invocation is None or task is None or task.attempt != execution.attempt or task.status != "running":
             self.late_messages += 1
+        elif execution.cause is not None:
+            self._probed(invocation, task, execution.cause, report, now)
         elif isinstance(report, TaskCompleted):
-            self._completed(invocation, task, report.update, now)
-        else:
+            refused = self._completed(invocation, task, report.update, now)
+            if refused is not None:
+                self._final_failure(invocation, task, refused, now)
+        elif not isinstance(report, TaskProbed):
             self._failed(invocation, task, report, now)
         for cancel in self._confirmations.pop(report.execution_id, ()):
             cancel.left.discard(report.execution_id)
@@ -221,7 +225,8 @@ class Coordinator(Transitions):
             return []
         invocation = self.invocations.get(execution.invocation)
         task = invocation.task(execution.step) if invocation else None
-        if invocation is None or task is None or task.attempt != execution.attempt or task.status != "running":
+        over = invocation is None or task is None or task.attempt != execution.attempt or task.status != "running"
+        if invocation is None or over or execution.cause is not None:
             self.late_messages += 1
             error = ErrorInfo("execution_not_active", "this execution is not active any more")
             ack = PartialAck(partial.execution_id, partial.number, error)
@@ -250,10 +255,7 @@ class Coordinator(Transitions):
         """The node fails to stay up: what it was not handed, and what waits for it, fails with ``node_unavailable``."""
         dropped, waiting = self.executions.give_up(self.executions.slots[node], error)
         for execution in dropped:
-            invocation = self.invocations.get(execution.invocation)
-            task = invocation.task(execution.step) if invocation else None
-            if invocation is not None and task is not None and task.attempt == execution.attempt:
-                self._final_failure(invocation, task, error, now)
+            self._given_up(execution, error, now)
         for claim in waiting:
             invocation, task = self._claimed(claim)
             if invocation is not None and task is not None:
@@ -296,14 +298,16 @@ class Coordinator(Transitions):
         """Recover what `adopt` took over: classify, go on, or rest. No process of an earlier incarnation lives."""
         adopted, self._adopted = self._adopted, []
         for invocation in adopted:
-            if invocation.status != "running":
-                continue
-            if invocation.version != self.manifest.version:
+            changed = invocation.version != self.manifest.version
+            by_hand = self.manifest.resume == "manual"
+            if invocation.status == "running" and changed:
                 self._rest(invocation, reasons.definition_changed(invocation, self.manifest), now)
-            elif self.manifest.resume == "manual":
+            elif invocation.status == "running" and by_hand:
                 self._rest(invocation, reasons.restarted(self.manifest), now)
-            else:
-                self._recover(invocation, now, paused_s=0.0)
+            elif invocation.status == "running" or (
+                invocation.status == "uncertain" and not changed and not by_hand  # branches beside the uncertain one
+            ):
+                self._recover(invocation, [], now, paused_s=0.0)
         self._start_queued(now)
         return self._effects()
 
@@ -325,8 +329,9 @@ class Coordinator(Transitions):
         """Drop an invocation whose record was refused; the store knows better."""
         invocation = self.invocations.get(id)
         if invocation is not None:
-            if invocation.status == "running" and id not in self.resting:
+            if self._goes_on(invocation):
                 self.admission.running -= 1
+            self.executions.running(invocation)  # what was not handed out is marked anew, or not at all
             self._leave(invocation)
 
     def next_due(self) -> float | None:
@@ -343,6 +348,6 @@ class Coordinator(Transitions):
                 self._check_timeout(invocation, now)
             else:
                 _, task = self._claimed(due.claim)
-                if task is not None and invocation.status == "running":
+                if task is not None and self._goes_on(invocation):
                     self._schedule(invocation, [task], [], now)
         return self._effects()

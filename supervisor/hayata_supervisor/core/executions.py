@@ -3,6 +3,10 @@
 An execution that was handed out keeps its slot until its end is confirmed by a report, wanted or not: a node never
 runs more than its concurrency, and a new attempt never overlaps the old one. One that is marked and was not handed out
 yet has provably not begun, and is dropped without a trace when it isn't wanted any more.
+
+The probe of a task that was cut off is an execution, too, under the id of the attempt it asks about. It keeps that
+attempt's cell: while nothing is known of the body, its note must not be overwritten, or the next recovery would take
+the task for one that never began.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from hayata_supervisor.core.slots import Claim, Slots
 class Execution(msgspec.Struct):
     """One of them.
 
-    ``task``: what to hand out, until that has happened at ``handed_at`` (monotonic seconds).
+    ``task``: what to hand out, until that has happened at ``handed_at`` (monotonic seconds). ``cause``: of a probe: why
+    the body that it asks about was cut off.
     """
 
     invocation: bytes
@@ -31,6 +36,7 @@ class Execution(msgspec.Struct):
     cell: int
     task: RunTask | None
     handed_at: float = 0.0
+    cause: ErrorInfo | None = None
 
 
 class Executions:
@@ -85,6 +91,18 @@ class Executions:
         self._marked[name] = Execution(invocation.id, task.step, task.attempt, task.node, task.cell, run)
         return name
 
+    def probe(self, invocation: Invocation, task: Task, cause: ErrorInfo) -> Slots:
+        """Line up the probe of a task that was cut off for ``cause``; returns its node's slots."""
+        name = self.add(invocation, task)
+        execution = self._marked[name]
+        assert execution.task is not None
+        execution.task = msgspec.structs.replace(execution.task, state={}, stream=False, cell=-1, probe=True)
+        execution.cause = cause
+        self._cells.hold(task.cell)
+        slots = self.slots[task.node]
+        slots.probe(name)
+        return slots
+
     def get(self, name: str) -> Execution | None:
         """The execution, if its end has not been confirmed."""
         return self._marked.get(name)
@@ -116,7 +134,7 @@ class Executions:
         if execution is None or execution.task is not None:
             return None
         del self._marked[name]
-        self.slots[execution.node].took(mono_s - execution.handed_at)
+        self.slots[execution.node].took(mono_s - execution.handed_at if execution.cause is None else None)
         self._cells.release(execution.cell)
         return execution
 
@@ -132,6 +150,14 @@ class Executions:
                 elif execution is not None:
                     found.append(name)
         return found
+
+    def lost(self, invocation: Invocation) -> list[Task]:
+        """The invocation's tasks that are marked, and that nobody runs or will: a supervisor before this one did."""
+        return [
+            task
+            for task in invocation.tasks
+            if task.status == "running" and invocation.execution(task) not in self._marked
+        ]
 
     def drop(self, name: str) -> None:
         """Forget an execution that was not handed out: it never began."""

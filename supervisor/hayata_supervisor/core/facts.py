@@ -44,7 +44,8 @@ class Decided(_Fact, frozen=True, tag="decided"):
 
 class Marked(_Fact, frozen=True, tag="marked"):
     """From now on the body may have run. ``cell``: where its worker notes that it begins (`core.cells`).
-    Event ``node_started``."""
+    Event ``node_started``.
+    """
 
     step: int
     attempt: int
@@ -63,7 +64,8 @@ class Unmarked(_Fact, frozen=True, tag="unmarked"):
 class Completed(_Fact, frozen=True, tag="completed"):
     """The body ended well. ``merge`` names the operation of each key that is not replaced, so that the fold does not
     depend on what the definition says later. A branch's update is kept for ``parallel_results``, not merged.
-    Event ``node_completed``."""
+    Event ``node_completed``.
+    """
 
     step: int
     attempt: int
@@ -74,7 +76,8 @@ class Completed(_Fact, frozen=True, tag="completed"):
 
 class Failed(_Fact, frozen=True, tag="failed"):
     """The body ended with a failure or was cut off. ``retry_at``: wall time from which attempt + 1 may run, 0 for at
-    once, None for a final failure. Event ``node_failed``."""
+    once, None for a final failure. Event ``node_failed``.
+    """
 
     step: int
     attempt: int
@@ -92,16 +95,20 @@ class Cancelled(_Fact, frozen=True, tag="cancelled"):
 
 
 class Uncertain(_Fact, frozen=True, tag="uncertain"):
-    """It was marked and has no result, and the supervisor that ran it is gone. Event ``node_uncertain``."""
+    """It was marked and has no result, and nobody is left who could know: the supervisor that ran it is gone, or the
+    node's probe can't tell (then ``error`` says why). Event ``node_uncertain``.
+    """
 
     step: int
     attempt: int
     node: str
+    error: ErrorInfo | None = None
 
 
 class Reconciled(_Fact, frozen=True, tag="reconciled"):
     """A person settled it: a result (``update``), an error, or neither: attempt + 1 is scheduled.
-    Event ``node_reconciled``."""
+    Event ``node_reconciled``.
+    """
 
     step: int
     attempt: int

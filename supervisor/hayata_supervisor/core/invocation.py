@@ -295,8 +295,11 @@ def _event_data(invocation: bytes, fact: f.Fact, input: Value | None) -> dict[st
     match fact:
         case f.Started():
             return {"input": NIL if input is None else input}
-        case f.Marked() | f.Completed() | f.Cancelled() | f.Uncertain():
+        case f.Marked() | f.Completed() | f.Cancelled():
             return _node_data(invocation, fact)
+        case f.Uncertain():
+            error = {} if fact.error is None else {"error": error_data(fact.error)}
+            return {**_node_data(invocation, fact), **error}
         case f.Failed():
             return {
                 **_node_data(invocation, fact),

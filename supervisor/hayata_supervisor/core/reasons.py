@@ -55,6 +55,11 @@ def unknown_node(manifest: AgentManifest, node: str) -> ErrorInfo:
     return ErrorInfo("unknown_node", f"{manifest.id} has no node {node!r} any more")
 
 
+def no_answer(why: ErrorInfo) -> ErrorInfo:
+    """The probe of a task that was cut off gave none."""
+    return msgspec.structs.replace(why, message=f"its probe gave no answer: {why.message}")
+
+
 def timed_out(manifest: AgentManifest) -> ErrorInfo:
     """The invocation took too long."""
     return ErrorInfo("invocation_timeout", f"it took longer than {manifest.invocation_timeout_s} s")

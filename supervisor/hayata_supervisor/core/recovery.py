@@ -7,6 +7,7 @@ completed, failed, …         as it is: the result is reused
 scheduled, not marked        as it is: it is run
 marked, provably not begun   scheduled again, the same attempt
 marked, ``Rerun`` left       failed ``supervisor_lost``, and the next attempt is scheduled
+marked, ``Probe``            marked still, until its probe has been asked
 marked                       uncertain: never run again silently
 ===========================  =======================================================
 
@@ -15,11 +16,12 @@ An evaluation of the policy that was interrupted before its decision was recorde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from hayata.messages import AgentManifest, ErrorInfo
 from hayata_supervisor.core import facts as f
-from hayata_supervisor.core.invocation import Invocation
+from hayata_supervisor.core.invocation import Invocation, Task
 
 LOST = ErrorInfo(
     "supervisor_lost",
@@ -28,24 +30,37 @@ LOST = ErrorInfo(
 )
 
 
+class Found(NamedTuple):
+    """What is to be done about tasks that were lost: ``facts`` to record, and ``probes`` to ask."""
+
+    facts: list[f.Fact]
+    probes: list[Task]
+
+
 def classify(
-    invocation: Invocation, manifest: AgentManifest, began: Callable[[int, str], bool]
-) -> list[f.Fact]:
-    """Say which facts recovery adds before the invocation may go on; none when all its tasks are clear.
+    invocation: Invocation,
+    lost: Iterable[Task],
+    manifest: AgentManifest,
+    began: Callable[[int, str], bool],
+) -> Found:
+    """Say what the lost tasks of an invocation become.
 
     Args:
         invocation: As the store has it.
+        lost: Its tasks that are marked and that nobody runs.
         manifest: Its agent.
         began: Whether the execution with this cell and id may have begun; True when that can't be known.
     """
-    attempts = {node.name: node.rerun_attempts for node in manifest.nodes}
-    found: list[f.Fact] = []
-    for task in invocation.tasks:
-        if task.status == "running":
-            if not began(task.cell, invocation.execution(task)):
-                found.append(f.Unmarked(task.step, task.attempt, task.node))
-            elif task.attempt < attempts.get(task.node, 0):
-                found.append(f.Failed(task.step, task.attempt, task.node, LOST, 0.0))
-            else:
-                found.append(f.Uncertain(task.step, task.attempt, task.node))
+    nodes = {node.name: node for node in manifest.nodes}
+    found = Found([], [])
+    for task in lost:
+        node = nodes.get(task.node)
+        if not began(task.cell, invocation.execution(task)):
+            found.facts.append(f.Unmarked(task.step, task.attempt, task.node))
+        elif node is not None and node.probe_attempts:
+            found.probes.append(task)
+        elif node is not None and task.attempt < node.rerun_attempts:
+            found.facts.append(f.Failed(task.step, task.attempt, task.node, LOST, 0.0))
+        else:
+            found.facts.append(f.Uncertain(task.step, task.attempt, task.node))
     return found

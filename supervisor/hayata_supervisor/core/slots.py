@@ -74,8 +74,16 @@ class Slots:
         self.active += 1
         return True
 
-    def took(self, seconds: float) -> None:
-        """An execution that was handed out is over; ``seconds``: from there to its report."""
+    def probe(self, name: str) -> None:
+        """Line up the probe of an execution that is durably marked already. It waits for a slot, not for a mark: what
+        was cut off comes before what is new.
+        """
+        self.marked += 1
+        self.ready.append(name)
+
+    def took(self, seconds: float | None) -> None:
+        """An execution that was handed out is over; ``seconds``: from there to its report, None for a probe."""
         self.marked -= 1
         self.active -= 1
-        self._mean_s += _WEIGHT * (seconds - self._mean_s)
+        if seconds is not None:
+            self._mean_s += _WEIGHT * (seconds - self._mean_s)

@@ -1,8 +1,9 @@
 """What follows from what: the coordinator's inner half, with its volatile state.
 
 `core.coordinator` says which events there are; here is what they set in motion: an invocation starts, its policy is
-asked, what it decides is scheduled and marked, an execution ends well or not, a transition fails, an invocation ends,
-rests or is recovered. Every method adds to the list of effects and leaves all of it consistent.
+asked, what it decides is scheduled and marked, an execution ends well or not, a transition fails, an invocation ends
+or rests. How it goes on after something went wrong is in `core.recovering`. Every method adds to the list of effects
+and leaves all of it consistent.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from hayata.messages import (
     ErrorInfo,
     Evaluate,
     InvocationInfo,
-    TaskFailed,
-    TaskInterrupted,
     Update,
 )
 from hayata_supervisor.core import facts as f
@@ -43,8 +42,6 @@ from hayata_supervisor.core.effects import (
 from hayata_supervisor.core.executions import Executions
 from hayata_supervisor.core.invocation import Invocation, Task, info
 from hayata_supervisor.core.merge import MergeRefused, merge, relevant
-from hayata_supervisor.core.recovery import classify
-from hayata_supervisor.core.retries import delay_left, retry_delay
 from hayata_supervisor.core.slots import Claim, Slots
 from hayata_supervisor.core.timers import Timers
 
@@ -115,7 +112,8 @@ class Transitions:
 
     def _start_queued(self, now: Now) -> None:
         """Start those in line while there is room. What starts may end at once, which calls this again: the outer
-        loop goes on, so that a long line is no deep recursion."""
+        loop goes on, so that a long line is no deep recursion.
+        """
         if self._starting or self.draining or self._unavailable is not None:
             return
         self._starting = True
@@ -208,7 +206,7 @@ class Transitions:
             if claim is None:
                 return
             invocation, task = self._claimed(claim)
-            if invocation is None or task is None or invocation.status != "running":
+            if invocation is None or task is None or not self._goes_on(invocation):
                 slots.unmark()
                 continue
             self._persist(invocation, [self._mark(task)], now).after.append(self._marked(invocation, task.step))
@@ -234,37 +232,20 @@ class Transitions:
 
     # ---- ending ----------------------------------------------------------------------------------------------------
 
-    def _completed(self, invocation: Invocation, task: Task, update: Update, now: Now) -> None:
+    def _completed(self, invocation: Invocation, task: Task, update: Update, now: Now) -> ErrorInfo | None:
+        """Take a result. Returns why it can't be merged, and then nothing has changed."""
         operations = {} if invocation.parallel else relevant(update, self.manifest.merge)
         if operations:
             try:
                 merge(invocation.state, update, operations)
             except MergeRefused as refused:
-                error = ErrorInfo("invalid_state", str(refused), details=msgspec.Raw(_encode({"path": refused.path})))
-                self._final_failure(invocation, task, error, now)
-                return
+                return ErrorInfo("invalid_state", str(refused), details=msgspec.Raw(_encode({"path": refused.path})))
         fact = f.Completed(task.step, task.attempt, task.node, update, operations)
         last = all(each.status == "completed" for each in invocation.tasks if each is not task)
         self._persist(invocation, [fact], now, hold=last)
         if last:
             self._ask_policy(invocation, now)
-
-    def _failed(
-        self, invocation: Invocation, task: Task, report: TaskFailed | TaskInterrupted, now: Now
-    ) -> None:
-        delay_s = retry_delay(self.executions.slots[task.node].manifest, task.attempt, report)
-        if delay_s is None:
-            self._final_failure(invocation, task, report.error, now)
-            return
-        fact = f.Failed(task.step, task.attempt, task.node, report.error, now.wall + delay_s)
-        self._persist(invocation, [fact], now)
-        self._await_retry(invocation, task, delay_s, now)
-
-    def _await_retry(self, invocation: Invocation, task: Task, delay_s: float, now: Now) -> None:
-        if delay_s > 0:
-            self._timers.arm(now.mono + delay_s, invocation.id, Claim(invocation.id, task.step, task.attempt))
-        else:
-            self._schedule(invocation, [task], [], now)
+        return None
 
     def _final_failure(self, invocation: Invocation, task: Task, error: ErrorInfo, now: Now) -> None:
         """No attempt is left: the task fails, its siblings are cancelled, and the invocation or its policy hears."""
@@ -292,7 +273,7 @@ class Transitions:
         Returns:
             The record, and the executions that are killed once it is durable.
         """
-        counted = invocation.status == "running" and invocation.id not in self.resting
+        counted = self._goes_on(invocation)
         running = self.executions.running(invocation)
         messages = invocation.state.get("messages")
         memory = None
@@ -317,7 +298,7 @@ class Transitions:
                 kills.append(Kill(self.manifest.id, execution.node, name, reason))
         return kills
 
-    # ---- resting and recovering ------------------------------------------------------------------------------------
+    # ---- resting ---------------------------------------------------------------------------------------------------
 
     def _rest(self, invocation: Invocation, error: ErrorInfo, now: Now) -> None:
         self.resting[invocation.id] = Resting(error, now.wall)
@@ -330,34 +311,6 @@ class Transitions:
         if rest is None:
             return stored
         return msgspec.structs.replace(stored, status="recovery_required", error=rest.error)
-
-    def _recover(self, invocation: Invocation, now: Now, *, paused_s: float) -> None:
-        """Classify what the lost supervisor left, and go on unless a person must decide."""
-        cells = [task.cell for task in invocation.tasks if task.status == "running"]
-        facts = classify(invocation, self.manifest, self._began)
-        for cell in cells:
-            self.executions.free_cell(cell)
-        if any(isinstance(fact, f.Uncertain) for fact in facts):
-            persist = self._persist(invocation, facts, now)
-            persist.after.append(Settled(invocation.id, info(invocation)))
-            return
-        self._persist(invocation, [*facts, f.Recovered(paused_s)], now)
-        self._resume(invocation, now)
-
-    def _resume(self, invocation: Invocation, now: Now) -> None:
-        """Go on with an invocation that runs again: what is scheduled is run, or else the policy is asked."""
-        self.admission.running += 1
-        self._arm_timeout(invocation, now)
-        pending = [task for task in invocation.tasks if task.status == "scheduled"]
-        if not pending:
-            self._ask_policy(invocation, now)
-            return
-        for task in pending:
-            if invocation.terminal:
-                return
-            slots = self.executions.slots.get(task.node)
-            left_s = delay_left(slots.manifest if slots else None, task.retry_at, now.wall)
-            self._await_retry(invocation, task, left_s, now)
 
     # ---- time ------------------------------------------------------------------------------------------------------
 
@@ -386,6 +339,10 @@ class Transitions:
         return max(0.0, now.wall - invocation.paused_at) if invocation.paused_at is not None else 0.0
 
     # ---- pieces ----------------------------------------------------------------------------------------------------
+
+    def _goes_on(self, invocation: Invocation) -> bool:
+        """Whether it runs, and is counted as running: not queued, at rest or over."""
+        return invocation.status == "running" and invocation.id not in self.resting
 
     def _enter(self, invocation: Invocation, memory: bytes | None) -> None:
         self.invocations[invocation.id] = invocation
@@ -422,6 +379,8 @@ class Transitions:
         )
         if token is not None:
             persist.after.append(Reply(token, info(invocation)))
+        if invocation.status == "uncertain":
+            persist.after.append(Settled(invocation.id, info(invocation)))
         self._out.append(persist)
         return persist
 

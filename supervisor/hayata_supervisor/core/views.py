@@ -61,11 +61,13 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
                 case f.Cancelled():
                     change(fact, status="cancelled", ended_at=at)
                 case f.Uncertain():
-                    change(fact, status="uncertain")
+                    change(fact, status="uncertain", error=fact.error)
                 case f.Reconciled():
                     settled = Reconciliation(fact.by, at, how(fact), fact.request_id)
                     if fact.update is not None:
-                        change(fact, status="completed", ended_at=at, update=fact.update, reconciled=settled)
+                        change(
+                            fact, status="completed", ended_at=at, update=fact.update, error=None, reconciled=settled
+                        )
                     else:
                         change(fact, status="failed", ended_at=at, error=fact.error, reconciled=settled)
                         if fact.error is None:

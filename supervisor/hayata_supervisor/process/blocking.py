@@ -13,6 +13,7 @@ import socket
 from collections import deque
 
 from hayata.framing import FrameReader, frame
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.prologue import EXIT_BROKEN, EXIT_OK
 
 _READ_BYTES = 64 * 1024
@@ -73,6 +74,7 @@ class BlockingStream:
             if not data:
                 return None
             self._bodies.extend(self._reader.feed(data))
+        failpoints.message("before_receive", self._bodies[0], self._sock)
         return self._bodies.popleft()
 
     def send(self, body: bytes, before: bytes | None = None) -> None:
@@ -86,4 +88,7 @@ class BlockingStream:
         if before is not None:
             data = frame(before, self.cap_bytes) + data
         self.belonging.exit_unless_ours()
+        failpoints.message("before_send", before, self._sock)
+        failpoints.message("before_send", body, self._sock)
         self._sock.sendall(data)
+        failpoints.message("after_send", body, self._sock)

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from hayata.framing import DEFAULT_CAP_BYTES, FrameReader, FrameTooLarge, frame
+from hayata.framing import DEFAULT_CAP_BYTES, HEADER, FrameReader, FrameTooLarge, frame
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.reactor import Reactor
 
 _READ_BYTES = 64 * 1024  # recv allocates as much; from 128 KiB on malloc maps and unmaps pages, 14 µs a call
@@ -32,7 +33,7 @@ class Channel:
     """See the module. ``tag`` of a frame is whatever its sender wants to find again in `unsent`.
 
     Args:
-        drained: Called when a peer that was slower than us has taken all that was queued.
+        drained: Called whenever the peer has taken all that was queued.
 
     Attributes:
         open: Whether it can be used.
@@ -61,6 +62,7 @@ class Channel:
         self._queued_bytes = 0
         self._flush_due = False
         self._write_watched = False
+        self._paused = False
         self.open = True
         self.farewell: bytes | None = None
         reactor.watch_read(self._fd, self._readable)
@@ -79,6 +81,7 @@ class Channel:
         data = frame(body, self._cap)
         if not self.open:
             return
+        failpoints.message("before_send", body, self._sock)
         self._queue.append((data, tag))
         self._queued_bytes += len(data)
         if not self._flush_due and not self._write_watched:
@@ -97,20 +100,23 @@ class Channel:
                 break
             except OSError as error:
                 # What the peer wrote before it died is still to be read: the reading side reports the end.
+                self.resume_reading()
                 if self._write_watched:
                     self._reactor.unwatch_write(self._fd)
                     self._write_watched = False
                 self._write_failed(error)
                 return
             self._written(sent)
-        if self._queue and not self._write_watched:
-            self._write_watched = True
-            self._reactor.watch_write(self._fd, self.flush)
-        elif not self._queue and self._write_watched:
+        if self._queue:
+            if not self._write_watched:
+                self._write_watched = True
+                self._reactor.watch_write(self._fd, self.flush)
+            return
+        if self._write_watched:
             self._write_watched = False
             self._reactor.unwatch_write(self._fd)
-            if self._drained is not None:
-                self._drained()
+        if self._drained is not None:
+            self._drained()
 
     def _head(self) -> list[bytes | memoryview]:
         buffers: list[bytes | memoryview] = []
@@ -126,7 +132,9 @@ class Channel:
         self._queued_bytes -= sent
         sent += self._begun
         while self._queue and sent >= len(self._queue[0][0]):
-            sent -= len(self._queue.popleft()[0])
+            data, _ = self._queue.popleft()
+            sent -= len(data)
+            failpoints.message("after_send", data, self._sock, HEADER)
         self._begun = sent
 
     def _write_failed(self, error: OSError) -> None:
@@ -157,7 +165,9 @@ class Channel:
             return False
         try:
             for body in self._reader.feed(data):
+                failpoints.message("before_receive", body, self._sock)
                 self._peer.received(body)
+                failpoints.message("after_receive", body, self._sock)
                 if not self.open:
                     return False
         except FrameTooLarge as error:
@@ -174,12 +184,14 @@ class Channel:
             pass
 
     def pause_reading(self) -> None:
-        """Let the peer's bytes wait in the kernel."""
+        """Let the peer's bytes wait in the kernel. Its end is then only seen when something is written to it."""
+        self._paused = True
         self._reactor.unwatch_read(self._fd)
 
     def resume_reading(self) -> None:
-        """Read again."""
-        if self.open:
+        """Read again, if that was paused."""
+        if self.open and self._paused:
+            self._paused = False
             self._reactor.watch_read(self._fd, self._readable)
 
     def close(self, reason: FrameTooLarge | OSError | None = None) -> None:

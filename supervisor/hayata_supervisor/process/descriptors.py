@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.reactor import Reactor
 
 _PACKET_BYTES = 64 * 1024
@@ -90,6 +91,7 @@ def receive_packet(sock: socket.socket, max_fds: int) -> Packet | None:
         raise OSError("a packet of the descriptor channel was cut off")
     if not body:
         return None
+    failpoints.message("before_receive", body, sock)
     return Packet(body, fds)
 
 
@@ -114,12 +116,14 @@ class PacketSender:
         self._waiting.append((body, [own(os.dup(fd)) for fd in fds]))
 
     def _try(self, body: bytes, fds: Sequence[int]) -> bool:
+        failpoints.message("before_send", body, self._sock)
         try:
             socket.send_fds(self._sock, [body], fds)
         except BlockingIOError:
             return False
         except OSError:
             return True
+        failpoints.message("after_send", body, self._sock)
         return True
 
     def _writable(self) -> None:

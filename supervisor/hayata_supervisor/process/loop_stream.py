@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 
 from hayata.framing import FrameReader, frame
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.blocking import Belonging
 
 _READ_BYTES = 64 * 1024
@@ -56,7 +57,9 @@ class LoopStream:
             self._end()
             return
         for body in self._reader.feed(data):
+            failpoints.message("before_receive", body, self._sock)
             self._received(body)
+            failpoints.message("after_receive", body, self._sock)
 
     def send(self, body: bytes) -> None:
         """Write a frame, as far as the kernel takes it now; the loop writes the rest.
@@ -66,10 +69,12 @@ class LoopStream:
         """
         data = frame(body, self._cap)
         self.belonging.exit_unless_ours()
+        failpoints.message("before_send", body, self._sock)
         if self._waiting:
             self._waiting += data
             return
         sent = self._write(data)
+        failpoints.message("after_send", body, self._sock)
         if sent < len(data):
             self._waiting += memoryview(data)[sent:]
             self._loop.add_writer(self._fd, self._writable)

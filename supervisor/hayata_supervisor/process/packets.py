@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hayata import messages
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.reactor import Reactor
 
 PACKET_BYTES = 192 * 1024
@@ -46,10 +47,13 @@ class Packets:
 
     def send(self, message: msgspec.Struct) -> bool:
         """Send one message; False when the other end is gone or doesn't read."""
+        body = messages.encode(message)
+        failpoints.message("before_send", body, self._sock)
         try:
-            self._sock.send(messages.encode(message))
+            self._sock.send(body)
         except OSError:
             return False
+        failpoints.message("after_send", body, self._sock)
         return True
 
     def drain(self) -> None:
@@ -69,7 +73,9 @@ class Packets:
                 message = self._decode(packet)
             except msgspec.DecodeError:
                 continue
+            failpoints.message("before_receive", packet, self._sock)
             self._received(message)
+            failpoints.message("after_receive", packet, self._sock)
 
     def close(self) -> None:
         """Give the socket back; nothing is called any more."""

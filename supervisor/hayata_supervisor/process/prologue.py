@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.descriptors import close_own, close_owned
 
@@ -60,7 +61,11 @@ def fork() -> int:
     flush_standard_streams()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        failpoints.hit(".before_fork")
+        pid = os.fork()
+    if pid:
+        failpoints.hit(".after_fork")
+    return pid
 
 
 def run_worker(begin: Callable[[], None], work: Callable[[], None]) -> NoReturn:
@@ -101,6 +106,7 @@ def begin(
             adopts us.
         new_session: Edges lead a session of their own, so that their process group can be killed as one.
     """
+    failpoints.hit(".before_begin")
     reset_signals()
     signal.set_wakeup_fd(-1)
     _bind_to(parent, middle)
@@ -112,6 +118,7 @@ def begin(
     _reseed()
     gc.enable()
     prctl.set_name(name)
+    failpoints.hit(".after_begin")
 
 
 def reset_signals() -> None:

@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+from hayata_supervisor import failpoints
+
 _DEFAULT_AGAIN = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "PIPE", "CHLD", "XFSZ")
 
 
@@ -55,7 +57,8 @@ def spawn_module(
     # A dup of a descriptor onto itself clears close-on-exec, in the child alone (glibc 2.29, musl 1.1.24).
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in pass_fds]
     actions += [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in (move_fds or {}).items()]
-    return os.posix_spawn(
+    failpoints.hit(".before_spawn")
+    pid = os.posix_spawn(
         sys.executable,
         module_command(module, arguments),
         dict(environ),
@@ -64,6 +67,8 @@ def spawn_module(
         setsigmask=[],
         setsigdef=[getattr(signal, f"SIG{name}") for name in _DEFAULT_AGAIN],
     )
+    failpoints.hit(".after_spawn")
+    return pid
 
 
 def open_missing_standard_streams() -> None:

@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.pidfd import send_signal
 
 Released = Callable[[dict[str, int]], None]
@@ -107,6 +108,7 @@ class EdgeWatcher:
     def _node_died(self, node: _Node) -> None:
         node.dead = True
         self._forget_pidfd(node)
+        failpoints.hit("supervisor.before_kill_edges")
         kill_all(node.edges)
 
     def _forget_pidfd(self, node: _Node) -> None:

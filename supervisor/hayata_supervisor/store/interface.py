@@ -116,13 +116,40 @@ class Loaded(msgspec.Struct, frozen=True):
     memory: bytes | None
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """An invocation that has ended, as retention sees it.
+
+    Attributes:
+        key: Its place in the order of ends; opaque.
+        header: None when its removal was begun and cut off.
+    """
+
+    key: bytes
+    header: Header | None
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """What one transaction has removed.
+
+    Attributes:
+        invocations: How many have gone by name; of some of these records may be left.
+        records: How many records of journals have gone.
+        left: Keys to go on with, in the next transaction.
+    """
+
+    invocations: int
+    records: int
+    left: list[bytes]
+
+
 class Store(Protocol):
-    """See the module. One thread calls `write`; others may read at any time and see only what is committed.
+    """See the module. One thread calls `write` and `remove`; others may read at any time and see only what is
+    committed.
 
     Raises (any method): `hayata.errors.Unavailable` with code ``store_full`` (nothing of the batch is stored,
     and it may be tried again when there is room) or ``store_corrupt`` (a record that can't be trusted, named
-    in details). `write` raises `StoreBroken` when the outcome is unknown, and any other exception of it means
-    the same: the process must end and read the truth anew.
+    in details). `write` and `remove` raise `StoreBroken` when the outcome is unknown, and any other exception
+    of them means the same: the process must end and read the truth anew.
     """
 
     def write(self, commits: Sequence[Commit]) -> list[Refusal | None]:
@@ -131,6 +158,29 @@ class Store(Protocol):
         Returns:
             For each commit None when it is stored, else why not. When one is refused, later ones of the same
             invocation are refused as `OutOfOrder`; the others are stored.
+        """
+        ...
+
+    def remove(self, keys: Sequence[bytes], most: int) -> Removal:
+        """Remove ended invocations in one durable transaction of about ``most`` deletes.
+
+        Each one's header, name and key go first and together: from then on it does not exist, its name and
+        key can be used again, and what is left of it is found by `ended` and goes in later transactions. Open
+        invocations are left alone, and so is the memory of sessions.
+
+        Args:
+            keys: As `ended` or an earlier removal gave them; what doesn't exist any more is skipped.
+            most: At least 4; one invocation's header, name, key and place go in one transaction.
+        """
+        ...
+
+    def ended(self, after: bytes, before_s: float, most: int) -> list[Ended]:
+        """Ended invocations, those that ended first first, and before these the removals that were cut off.
+
+        Args:
+            after: Key to go on behind; empty: from the first.
+            before_s: Only those that ended before, wall seconds.
+            most: At most so many; fewer are all there are.
         """
         ...
 

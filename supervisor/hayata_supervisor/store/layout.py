@@ -14,7 +14,7 @@ structural checks, and a value under the wrong key is as bad as a damaged one.
 | journal | id · number → record |
 | snap | id → number · snapshot |
 | session | agent NUL session → messages |
-| gc | end time in ms · id → nothing |
+| gc | end time in ms · id → nothing; the time is 0 once its removal has begun, and the entry goes last |
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ META, INV, OPEN, NAME, KEY, JOURNAL, SNAP, SESSION, GC = TABLES = (
 
 ID_BYTES: Final = 16
 NUMBER_BYTES: Final = 4
+META_NUMBER_BYTES: Final = 8
 MAX_NUMBER: Final = 2**32 - 1
 MAX_KEY_BYTES: Final = 511
 """LMDB's limit."""
@@ -44,6 +45,8 @@ _VERSION = 1
 _head = struct.Struct(">BI").pack
 _HEAD_BYTES = 5
 _LONGEST_PLAIN_KEY_BYTES = 255
+_TIME_BYTES = 8
+GC_BYTES: Final = _TIME_BYTES + ID_BYTES
 
 encode_header = msgspec.msgpack.Encoder().encode
 _header_decoder = msgspec.msgpack.Decoder(Header)
@@ -117,7 +120,17 @@ def gc_key(ended_at: float | None, invocation: bytes) -> bytes:
     """
     if ended_at is None:
         raise ValueError("an invocation that leaves the open set needs ended_at in its header")
-    return int(ended_at * 1000).to_bytes(8, "big") + invocation
+    return int(ended_at * 1000).to_bytes(_TIME_BYTES, "big") + invocation
+
+
+def removal_key(invocation: bytes) -> bytes:
+    """Key of the entry in ``gc`` of an invocation whose removal has begun: before all others."""
+    return bytes(_TIME_BYTES) + invocation
+
+
+def invocation_of(gc_key: bytes) -> bytes:
+    """The invocation in a key of ``gc``."""
+    return gc_key[_TIME_BYTES:]
 
 
 def snapshot_body(number: int, snapshot: bytes) -> bytes:
@@ -148,4 +161,6 @@ def describe(table: str, key: bytes) -> str:
         return f"journal of invocation {key[:ID_BYTES].hex()}, number {number_of(key)}"
     if table in (INV, OPEN, SNAP):
         return f"{table} of invocation {key.hex()}"
+    if table == GC and len(key) == GC_BYTES:
+        return f"gc of invocation {invocation_of(key).hex()}"
     return f"{table} of {key.decode(errors='backslashreplace')!r}"

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, TypeVar
 
 import lmdb
 
 from hayata.errors import Unavailable
+from hayata_supervisor import failpoints
 from hayata_supervisor.store.directory import (
     DATA,
     FULL,
@@ -28,11 +29,23 @@ from hayata_supervisor.store.directory import (
     lengthen,
     prepare,
 )
-from hayata_supervisor.store.interface import Commit, Header, Loaded, Refusal, StoreBroken, unstorable
+from hayata_supervisor.store.interface import (
+    Commit,
+    Ended,
+    Header,
+    Loaded,
+    Refusal,
+    Removal,
+    StoreBroken,
+    unstorable,
+)
 from hayata_supervisor.store.layout import KEY, META, NAME, key_key
 from hayata_supervisor.store.opening import DEFAULT_MAP_BYTES, Opened, open_environment
 from hayata_supervisor.store.reading import Reader
+from hayata_supervisor.store.removal import Eraser
 from hayata_supervisor.store.transaction import Batch
+
+T = TypeVar("T")
 
 DEFAULT_BALLAST_BYTES: Final = 8 << 20
 
@@ -111,27 +124,40 @@ class LmdbStore:
 
     def write(self, commits: Sequence[Commit]) -> list[Refusal | None]:
         """Store the commits in one durable transaction; see the interface."""
+        # The ballast is given back once, and only for what was accepted before: a new one can't eat it.
+        new = any(commit.number == 1 for commit in commits)
+        return self._durably(lambda: self._transact(commits), may_drop_ballast=not new)
+
+    def remove(self, keys: Sequence[bytes], most: int) -> Removal:
+        """Remove ended invocations in one durable transaction; see the interface."""
+        return self._durably(lambda: self._erase(keys, most), may_drop_ballast=True)
+
+    def _durably(self, transact: Callable[[], T], *, may_drop_ballast: bool) -> T:
+        """Run a transaction until it has room in the map and on the disk."""
         self._check_process()
         with self._writing:
             self._check_open()
             while True:
                 try:
-                    refusals = self._transact(commits)
+                    outcome = transact()
                     self._check_data_file()
-                    return refusals
+                    return outcome
                 except lmdb.MapFullError:
                     self._grow()
                 except lmdb.Error as problem:
                     self._check_full(problem)
-                    if not self._drop_ballast(commits):
+                    if not (may_drop_ballast and self._ballast.drop()):
                         raise _store_full(self._data_dir, problem) from problem
+
+    def _check_epoch(self, txn: lmdb.Transaction[bytes]) -> None:
+        if txn.get(b"epoch", db=self._tables[META]) != self._epoch:
+            raise StoreBroken(f"another process has opened the store in {self._data_dir}")
 
     def _transact(self, commits: Sequence[Commit]) -> list[Refusal | None]:
         """One transaction, ended in any case when this returns or raises."""
         txn = self._env.begin(write=True)
         try:
-            if txn.get(b"epoch", db=self._tables[META]) != self._epoch:
-                raise StoreBroken(f"another process has opened the store in {self._data_dir}")
+            self._check_epoch(txn)
             batch = Batch(txn, self._tables, self._last)
             refusals = batch.add(commits)
             batch.put()
@@ -139,14 +165,14 @@ class LmdbStore:
             txn.abort()
             return self._transact_without_bad(commits)
         except BaseException as problem:
-            txn.abort()
-            if isinstance(problem, _DAMAGED):
-                raise _damaged(problem) from problem
+            _abort(txn, problem)
             raise
         if not batch.numbers:
             txn.abort()
             return refusals
+        failpoints.hit("store.before_commit", _lmdb_error)
         txn.commit()
+        failpoints.hit("store.after_commit", _lmdb_error)
         self._note(batch)
         return refusals
 
@@ -183,6 +209,23 @@ class LmdbStore:
         stored = iter(self._transact([commit for index, commit in enumerate(commits) if index not in bad]))
         return [bad[index] if index in bad else next(stored) for index in range(len(commits))]
 
+    def _erase(self, keys: Sequence[bytes], most: int) -> Removal:
+        """One transaction, ended in any case when this returns or raises."""
+        txn = self._env.begin(write=True)
+        try:
+            self._check_epoch(txn)
+            eraser = Eraser(txn, self._tables, most)
+            removal = eraser.remove(keys)
+        except BaseException as problem:
+            _abort(txn, problem)
+            raise
+        failpoints.hit("store.before_remove", _lmdb_error)
+        txn.commit()
+        failpoints.hit("store.after_remove", _lmdb_error)
+        for invocation in eraser.gone:
+            self._last.pop(invocation, None)
+        return removal
+
     def _note(self, batch: Batch) -> None:
         """Remember the newest numbers, now that they are durable."""
         if len(self._last) > _MOST_CACHED_NUMBERS:
@@ -202,14 +245,18 @@ class LmdbStore:
             raise StoreBroken(f"the store in {self._data_dir} was removed while it was in use")
         needed = (self._env.info()["last_pgno"] + 1) * self._page_bytes
         if status.st_size < needed:
+            failpoints.hit("store.before_lengthen")
             lengthen(self._data_dir / STORE / DATA, needed)
+            failpoints.hit("store.after_lengthen")
 
     def _grow(self) -> None:
         """Double the map. No transaction may be open: the writer's is aborted, and readers are held off."""
         with self._reading:
             size = self._env.info()["map_size"] * 2
             try:
+                failpoints.hit("store.before_grow", _lmdb_error)
                 self._env.set_mapsize(size)
+                failpoints.hit("store.after_grow", _lmdb_error)
             except (lmdb.Error, OverflowError) as problem:
                 raise StoreBroken(f"the store's map can't grow to {size} bytes: {problem}") from problem
 
@@ -231,10 +278,6 @@ class LmdbStore:
             else:
                 return
         raise StoreBroken(f"a commit failed, and may or may not be stored: {problem}") from problem
-
-    def _drop_ballast(self, commits: Sequence[Commit]) -> bool:
-        """Give the ballast back, once, and only for what was accepted before: a new one can't eat it."""
-        return not any(commit.number == 1 for commit in commits) and self._ballast.drop()
 
     # --------------------------------------------------------------------------------------------------- read
 
@@ -301,12 +344,18 @@ class LmdbStore:
                 return
             first = records[-1][0] + 1
 
+    def ended(self, after: bytes, before_s: float, most: int) -> list[Ended]:
+        """Ended invocations, those that ended first first; see the interface."""
+        with self._reader() as reader:
+            return reader.ended(after, before_s, most)
+
     @contextmanager
     def _reader(self) -> Iterator[Reader]:
         self._check_process()
         with self._reading:
             self._check_open()
             try:
+                failpoints.hit("store.before_read", _lmdb_error)
                 with self._env.begin() as txn:
                     yield Reader(txn, self._tables)
             except _DAMAGED as problem:
@@ -336,6 +385,13 @@ class LmdbStore:
             raise RuntimeError("the store is closed")
 
 
+def _abort(txn: lmdb.Transaction[bytes], problem: BaseException) -> None:
+    """End a transaction that has failed; raise what is known better than ``problem``."""
+    txn.abort()
+    if isinstance(problem, _DAMAGED):
+        raise _damaged(problem) from problem
+
+
 def _store_full(data_dir: Path, problem: lmdb.Error) -> Unavailable:
     return Unavailable(
         "store_full",
@@ -343,6 +399,13 @@ def _store_full(data_dir: Path, problem: lmdb.Error) -> Unavailable:
         details={"data_dir": str(data_dir)},
         hint="make room on the disk; nothing that was acknowledged is lost, and work goes on by itself",
     )
+
+
+def _lmdb_error(number: int) -> lmdb.Error:
+    """What LMDB raises when the system gives that errno; for failpoints."""
+    problem = lmdb.Error(f"failpoint: {os.strerror(number)}")
+    vars(problem)["code"] = number
+    return problem
 
 
 def _damaged(problem: lmdb.Error) -> Unavailable:

@@ -6,7 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hayata_supervisor.store import layout
-from hayata_supervisor.store.interface import Commit, Header, Loaded, OutOfOrder, Refusal, Taken, unstorable
+from hayata_supervisor.store.interface import (
+    Commit,
+    Ended,
+    Header,
+    Loaded,
+    OutOfOrder,
+    Refusal,
+    Removal,
+    Taken,
+    unstorable,
+)
 
 
 @dataclass
@@ -27,6 +37,7 @@ class MemoryStore:
         self._names: dict[bytes, bytes] = {}
         self._keys: dict[bytes, bytes] = {}
         self._memories: dict[bytes, bytes] = {}
+        self._ends: dict[bytes, bytes] = {}
         self._closed = False
 
     def write(self, commits: Sequence[Commit]) -> list[Refusal | None]:
@@ -59,6 +70,8 @@ class MemoryStore:
             self._memories[layout.session_key(header.agent, session)] = bytes(messages)
         if commit.open is not None:
             (self._open.add if commit.open else self._open.discard)(commit.invocation)
+        if commit.open is False:
+            self._ends[layout.gc_key(header.ended_at, header.id)] = header.id
         return None
 
     def _check_storable(self, commit: Commit, kept: _Kept | None) -> Header:
@@ -99,6 +112,30 @@ class MemoryStore:
         if key is not None:
             self._keys[key] = header.id
         return None
+
+    def remove(self, keys: Sequence[bytes], most: int) -> Removal:
+        """Remove ended invocations, each of them whole; see the interface."""
+        self._check_usable()
+        invocations = records = 0
+        left = list(keys)
+        while left and most >= 4:  # as many as the other store needs for one
+            invocation = self._ends.pop(left.pop(0), None)
+            if invocation is not None and invocation not in self._open:
+                kept = self._invocations.pop(invocation)
+                del self._names[kept.header.name.encode()]
+                if kept.header.key is not None:
+                    del self._keys[layout.key_key(kept.header.agent, kept.header.key)]
+                invocations += 1
+                records += len(kept.records)
+                most -= 5 + len(kept.records)
+        return Removal(invocations, records, left)
+
+    def ended(self, after: bytes, before_s: float, most: int) -> list[Ended]:
+        """Ended invocations, those that ended first first; see the interface."""
+        self._check_usable()
+        end = layout.gc_key(max(before_s, 0.0), b"")
+        keys = [key for key in sorted(self._ends) if after < key < end]
+        return [Ended(key, self._invocations[self._ends[key]].header) for key in keys[: max(most, 0)]]
 
     def load_open(self) -> Iterator[Loaded]:
         """All open invocations, oldest first."""

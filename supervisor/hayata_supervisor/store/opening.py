@@ -13,7 +13,8 @@ from typing import Final
 import lmdb
 
 from hayata.errors import CallerError, HayataError, Unavailable
-from hayata_supervisor.store import directory, layout
+from hayata_supervisor import failpoints
+from hayata_supervisor.store import directory, layout, migration, structure
 
 DEFAULT_MAP_BYTES: Final = 64 << 30
 _FIRST_MAP_BYTES = 16 << 20
@@ -37,6 +38,7 @@ class Opened:
         uuid: Names the store, for ever.
         epoch: Value of ``epoch`` as it is stored: every commit compares it.
         data_fd: An O_PATH descriptor of the data file, to see when it was removed.
+        schema_before: What its schema was; it is `layout.SCHEMA` now.
     """
 
     env: lmdb.Environment
@@ -44,6 +46,7 @@ class Opened:
     uuid: bytes
     epoch: bytes
     data_fd: int
+    schema_before: int
 
 
 def open_environment(data_dir: Path, map_size_bytes: int) -> Opened:
@@ -57,7 +60,7 @@ def open_environment(data_dir: Path, map_size_bytes: int) -> Opened:
     try:
         if not path.exists():
             _create(data_dir)
-        used_bytes = _check_file(path / directory.DATA)
+        used_bytes = check_file(path / directory.DATA, mend=True)
         # Half of it free at least: LMDB makes a map that is too small just as large as the file, and then not
         # one page could be written.
         while map_size_bytes < 2 * used_bytes:
@@ -94,13 +97,17 @@ def _create(data_dir: Path) -> None:
                 (b"epoch", _NUMBER.pack(0)),
             ):
                 txn.put(key, layout.seal(key, body), db=tables[layout.META])
+            failpoints.hit("store.before_create")
         env.sync(True)
     finally:
         env.close()
     directory.fsync_path(new / directory.DATA)
     directory.fsync_directory(new)
+    failpoints.hit("store.before_rename")
     new.rename(data_dir / directory.STORE)
+    failpoints.hit("store.after_rename")
     directory.fsync_directory(data_dir)
+    failpoints.hit("store.after_create")
 
 
 def _environment(path: Path, map_size_bytes: int, least_bytes: int) -> lmdb.Environment:
@@ -129,8 +136,14 @@ def _environment(path: Path, map_size_bytes: int, least_bytes: int) -> lmdb.Envi
                 raise
 
 
-def _check_file(path: Path) -> int:
+def check_file(path: Path, *, mend: bool = False) -> int:
     """Refuse a file that LMDB would die of: one that is cut off ends in SIGBUS, at some later time.
+
+    Args:
+        path: The data file.
+        mend: The file will be written: lengthen one that lacks only pages which are free. LMDB counts pages
+            that one transaction took and gave back, and never writes them, and a crash may have come before
+            the store did it.
 
     Returns:
         How many bytes of the file are in use.
@@ -139,7 +152,7 @@ def _check_file(path: Path) -> int:
         Unavailable: ``store_corrupt``.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, (os.O_RDWR if mend else os.O_RDONLY) | os.O_CLOEXEC)
     except FileNotFoundError:
         raise _damaged(path, "it is missing") from None
     try:
@@ -151,7 +164,9 @@ def _check_file(path: Path) -> int:
     page_bytes, last_page, _ = max(first, second, key=lambda meta: meta[2])
     needed = (last_page + 1) * page_bytes
     if size < needed:
-        raise _damaged(path, f"it is cut off: {size} bytes of {needed}")
+        if not mend or structure.examine(path).problems:
+            raise _damaged(path, f"it is cut off: {size} bytes of {needed}")
+        directory.lengthen(path, needed)
     return needed
 
 
@@ -168,36 +183,60 @@ def _meta_page(path: Path, raw: bytes) -> tuple[int, int, int]:
 
 def _enter(env: lmdb.Environment, data_dir: Path) -> Opened:
     """Read who the store is, and count ourselves as its newest owner."""
-    path = data_dir / directory.STORE / directory.DATA
-    _keep_from_children(path)
+    _keep_from_children(data_dir / directory.STORE / directory.DATA)
     env.reader_check()
+    while True:
+        try:
+            return _take_over(env, data_dir)
+        except lmdb.MapFullError:  # a migration may write everything anew
+            env.set_mapsize(env.info()["map_size"] * 2)
+
+
+def _take_over(env: lmdb.Environment, data_dir: Path) -> Opened:
+    """Check that it is ours, migrate it if it is older, and increase its epoch, all in one transaction."""
+    path = data_dir / directory.STORE / directory.DATA
     with env.begin(write=True) as txn:
-        present = {bytes(name) for name, _ in txn.cursor()}
-        missing = [name for name in layout.TABLES if name.encode() not in present]
-        if len(missing) == len(layout.TABLES):
+        present = {bytes(name).decode(errors="replace") for name, _ in txn.cursor()}
+        if not present.intersection(layout.TABLES):
             raise _foreign(data_dir)
-        if missing:
-            raise _damaged(path, f"table {missing[0]} is missing")
-        tables = {name: env.open_db(name.encode(), txn=txn, create=False) for name in layout.TABLES}
-        meta = tables[layout.META]
+
+        def check_table(name: str) -> None:
+            if name not in present:
+                raise _damaged(path, f"table {name} is missing")
+
+        check_table(layout.META)
+        meta = env.open_db(layout.META.encode(), txn=txn, create=False)
         schema, identity, epoch = (
             layout.unseal(layout.META, key, txn.get(key, b"", db=meta))
             for key in (b"schema", b"uuid", b"epoch")
         )
-        _check_schema(data_dir, *_NUMBER.unpack(schema))
+        before = int.from_bytes(schema, "big")
+        _check_schema(data_dir, before)
+
+        def open_table(name: str) -> lmdb._Database:
+            present.add(name)
+            return env.open_db(name.encode(), txn=txn)
+
+        failpoints.hit("store.before_migrate")
+        migration.migrate(txn, open_table, before)
+        for name in layout.TABLES:
+            check_table(name)
+        tables = {name: env.open_db(name.encode(), txn=txn, create=False) for name in layout.TABLES}
         newest = layout.seal(b"epoch", _NUMBER.pack(_NUMBER.unpack(epoch)[0] + 1))
         txn.put(b"epoch", newest, db=meta)
-    return Opened(env, tables, identity, newest, os.open(path, os.O_PATH | os.O_CLOEXEC))
+        failpoints.hit("store.before_enter")
+    failpoints.hit("store.after_enter")
+    return Opened(env, tables, identity, newest, os.open(path, os.O_PATH | os.O_CLOEXEC), before)
 
 
 def _check_schema(data_dir: Path, schema: int) -> None:
-    if schema != layout.SCHEMA:
+    if not migration.is_known(schema):
         raise CallerError(
             "invalid_options",
             f"{data_dir} was written by another version of Hayata:"
             f" its schema is {schema}, and this version knows {layout.SCHEMA}",
             details={"data_dir": str(data_dir), "schema": schema, "known": layout.SCHEMA},
-            hint="use the version that wrote it, or name another directory",
+            hint="use the version that wrote it, or a newer one, or name another directory",
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import lmdb
 
 from hayata_supervisor.store import layout
-from hayata_supervisor.store.interface import Header, Loaded
-from hayata_supervisor.store.layout import ID_BYTES, INV, JOURNAL, OPEN, SESSION, SNAP
+from hayata_supervisor.store.interface import Ended, Header, Loaded
+from hayata_supervisor.store.layout import GC, ID_BYTES, INV, JOURNAL, OPEN, SESSION, SNAP
 
 
 class Reader:
@@ -107,6 +107,22 @@ class Reader:
                 return matching, key
             found = cursor.prev()
         return matching, None
+
+    def ended(self, after: bytes, before_s: float, most: int) -> list[Ended]:
+        """The ``most`` ended invocations behind the key ``after``, as `Store.ended` says."""
+        end = layout.gc_key(max(before_s, 0.0), b"")
+        ended: list[Ended] = []
+        cursor = self._txn.cursor(self._tables[GC])
+        found = cursor.set_range(after + b"\0") if after else cursor.first()
+        while found and len(ended) < most:
+            key, value = cursor.item()
+            invocation = layout.invocation_of(key)
+            if key >= end and key != layout.removal_key(invocation):
+                break
+            layout.unseal(GC, key, value)
+            ended.append(Ended(key, self.header(invocation)))
+            found = cursor.next()
+        return ended
 
     def _body(self, table: str, key: bytes) -> bytes | None:
         if not key or len(key) > layout.MAX_KEY_BYTES:

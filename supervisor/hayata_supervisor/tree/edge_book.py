@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from hayata.messages import EdgeEnded, EdgeStarted, ProcessInfo, decoder
+from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.descriptors import Packet, receive_packet
 from hayata_supervisor.process.pidfd import send_signal
@@ -60,6 +61,7 @@ class EdgeBook:
             self._reactor.unwatch_read(self._incarnation.fds.fileno())
             return False
         self._started(packet)
+        failpoints.message("after_receive", packet.body, self._incarnation.fds)
         return True
 
     def _started(self, packet: Packet) -> None:

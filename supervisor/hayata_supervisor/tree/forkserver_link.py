@@ -30,6 +30,7 @@ from hayata.messages import (
     decoder,
     encode,
 )
+from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.reactor import Callback, Timer
 from hayata_supervisor.process.spawn import spawn_module
@@ -257,11 +258,13 @@ class ForkserverLink:
         assert self._incarnation is not None
         worker = link.open_incarnation()
         request = Fork(self._requests + 1, link.agent, link.node, worker.id)
+        failpoints.hit("supervisor.before_send_fork", self._incarnation.fds)
         try:
             socket.send_fds(self._incarnation.fds, [encode(request)], worker.child_ends.numbers)
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             link.discard_incarnation()
             return False
+        failpoints.hit("supervisor.after_send_fork", self._incarnation.fds)
         worker.close_child_ends()
         self._requests = request.request
         self._open[request.request] = _Open(link, worker, clock.monotonic())
@@ -300,6 +303,7 @@ class ForkserverLink:
         if self._start_timer is not None:
             self._start_timer.cancel()
         assert self._incarnation is not None
+        failpoints.hit("supervisor.before_bury_forkserver")
         self._incarnation.stream.drain()
         loaded = self.status == "serving"
         if self.status != "stopping":

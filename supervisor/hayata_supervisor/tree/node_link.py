@@ -24,8 +24,10 @@ from hayata.messages import (
     ProcessInfo,
     RunTask,
     TaskCompleted,
+    TaskEnd,
     TaskFailed,
     TaskInterrupted,
+    TaskProbed,
     decoder,
     encode,
 )
@@ -142,7 +144,7 @@ class NodeLink(WorkerLink):
 
     def _message(self, message: FromNode) -> None:
         kind = type(message)
-        if kind is TaskCompleted or kind is TaskFailed or kind is TaskInterrupted:
+        if kind is TaskCompleted or kind is TaskFailed or kind is TaskProbed or kind is TaskInterrupted:
             self._ended(message)  # type: ignore[arg-type]
         elif kind is Partial:
             self._partial(message)  # type: ignore[arg-type]
@@ -154,7 +156,7 @@ class NodeLink(WorkerLink):
         elif isinstance(message, EdgeStartFailed):
             self._edge_failed(message)
 
-    def _ended(self, report: TaskCompleted | TaskFailed | TaskInterrupted) -> None:
+    def _ended(self, report: TaskEnd) -> None:
         if self._sent.pop(report.execution_id, None) is None:
             return  # late: its end was reported before
         self._edge_failures = 0

@@ -15,15 +15,13 @@ from hayata.messages import (
     Output,
     Partial,
     PolicyFailed,
-    TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
+    TaskEnd,
     UpdateChecked,
     encode,
 )
 
 AgentAnswer: TypeAlias = DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
-TaskReport: TypeAlias = TaskCompleted | TaskFailed | TaskInterrupted | Partial
+TaskReport: TypeAlias = TaskEnd | Partial
 
 
 class WorkerListener(Protocol):

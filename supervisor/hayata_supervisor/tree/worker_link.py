@@ -26,6 +26,7 @@ from hayata.messages import (
     WorkerFailed,
     WorkerReady,
 )
+from hayata_supervisor import failpoints
 from hayata_supervisor.process.pidfd import Exit
 from hayata_supervisor.process.reactor import Callback, Reactor, Timer
 from hayata_supervisor.process.watcher import EdgeWatcher
@@ -259,6 +260,7 @@ class WorkerLink:
         self._forget_start_timer()
         if self.status != "stopping":
             self.status = "restarting"
+        failpoints.hit("supervisor.before_bury")
         self._bury(self._buried)
 
     def _buried(self) -> None:
@@ -277,7 +279,9 @@ class WorkerLink:
             exit=self.last_exit,
             error=self._last_error.message if self._last_error else None,
         )
+        failpoints.hit("supervisor.before_judge")
         counts = self._judge(incarnation)
+        failpoints.hit("supervisor.after_judge")
         if self.status == "restarting":  # the listener may have stopped us meanwhile
             self._count_and_restart(counts)
 

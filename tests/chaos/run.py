@@ -1,0 +1,175 @@
+"""One run from its beginning to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from hayata import Client
+from hayata.loading import load_app
+from hayata.manifest import agent_manifest
+from hayata_supervisor.store.lmdb_store import open_store
+from tests.chaos.checks import Violation, check
+from tests.chaos.descriptors import Descriptors
+from tests.chaos.faults import Faults
+from tests.chaos.ledger import Ledger, read
+from tests.chaos.plan import Fault, make_plan
+from tests.chaos.runtime import APP, Runtime
+from tests.chaos.settle import settle
+from tests.chaos.story import Story, ask_all, heard_lines, known_ids
+from tests.chaos.watch import Watch
+
+_CLIENTS = ("blocking", "async")
+_CLIENT_END_S = 90.0
+_GONE_S = 5.0
+
+
+class Wanted(NamedTuple):
+    """What to do.
+
+    Attributes:
+        seconds: How long there are faults.
+        seed: Of the plan and of the load.
+        roles: Whose processes are hurt.
+        app: Reference of the app.
+        lanes: Invocations at once, of each client.
+        keep: Keep the directory.
+    """
+
+    seconds: float
+    seed: int
+    roles: Collection[str]
+    app: str = APP
+    lanes: int = 12
+    keep: bool = False
+
+    @property
+    def plan(self) -> list[Fault]:
+        """The faults."""
+        return make_plan(self.seed, self.seconds, self.roles)
+
+
+class Verdict(NamedTuple):
+    """How it went. ``figures`` are what was measured beside."""
+
+    story: Story
+    violations: list[Violation]
+    faults: Faults
+    watch: Watch
+    figures: dict[str, float]
+
+
+def run(wanted: Wanted) -> Verdict:
+    """Do it. Nothing is left behind, however this ends."""
+    runtime = Runtime(wanted.app)
+    try:
+        return _Run(runtime, wanted).run()
+    finally:
+        runtime.destroy(keep=wanted.keep)
+
+
+class _Run:
+    def __init__(self, runtime: Runtime, wanted: Wanted) -> None:
+        self._runtime = runtime
+        self._wanted = wanted
+        self._ours = wanted.app == APP
+        self._found: list[Violation] = []
+        self._figures: dict[str, float] = {}
+
+    def run(self) -> Verdict:
+        runtime, wanted = self._runtime, self._wanted
+        os.environ["CHAOS_HOME"] = str(runtime.home)  # the app is imported here, too, for its bounds
+        bounds = bounds_of(wanted.app)
+        runtime.start()
+        agents = runtime.wait_serving()
+        ledger = Ledger(runtime.home / "faults")
+        watch = Watch(agents)
+        faults = Faults(runtime, wanted.plan, ledger, watch, agents)
+        descriptors = Descriptors(faults, agents)
+        descriptors.before()
+        faults.begin()
+        clients = [self._client(kind) for kind in _CLIENTS]
+        faults.run(wanted.seconds)
+        self._timed("until the clients ended", lambda: self._end_clients(clients, faults))
+        runtime.wait_serving()
+        heard = heard_lines(runtime.home)
+        self._timed("until everything ended", lambda: self._settle(heard, ledger, faults))
+        self._note(9, descriptors.after())
+        self._note(9, watch.overdue)
+        self._note(10, faults.surprises)
+        asked, acknowledged = known_ids(heard)
+        told = self._timed("to ask for all", lambda: asyncio.run(ask_all(runtime.socket, asked | acknowledged)))
+        self._stop(acknowledged)
+        story = Story(
+            read(runtime.home / "ledger"), heard_lines(runtime.home), read(runtime.home / "faults"), told, bounds, self._ours
+        )
+        return Verdict(story, self._found + check(story), faults, watch, self._figures)
+
+    def _timed(self, what, act):
+        began = time.monotonic()
+        result = act()
+        self._figures[what] = time.monotonic() - began
+        return result
+
+    def _note(self, number: int, found: Iterable[str]) -> None:
+        self._found += [Violation(number, text) for text in found]
+
+    # The clients
+
+    def _client(self, kind: str) -> subprocess.Popen[bytes]:
+        other = [] if self._ours else [self._wanted.app]
+        arguments = ["-m", "tests.chaos.load", kind, str(self._wanted.seed), str(self._wanted.lanes), *other]
+        return self._runtime.spawn(arguments)
+
+    def _end_clients(self, clients: list[subprocess.Popen[bytes]], faults: Faults) -> None:
+        for client in clients:
+            client.terminate()
+        due = time.monotonic() + _CLIENT_END_S
+        while any(client.poll() is None for client in clients) and time.monotonic() < due:
+            faults.look()
+            time.sleep(0.1)
+        for kind, client in zip(_CLIENTS, clients, strict=True):
+            if client.poll() is None:
+                self._note(10, [f"the {kind} client does not end"])
+                client.kill()
+                client.wait()
+            elif client.returncode != 0:
+                self._note(10, [f"the {kind} client ended with {client.returncode}:\n{self._runtime.tail()}"])
+
+    # The end
+
+    def _settle(self, heard: list[dict], ledger: Ledger, faults: Faults) -> None:
+        bases = {line["id"]: line["input"].get("base") for line in heard if line["what"] == "asked"}
+        with Client(self._runtime.socket) as client:
+            self._note(10, settle(client, ledger, bases, self._wanted.seed))
+        faults.look()
+
+    def _stop(self, acknowledged: set[str]) -> None:
+        """Stop the daemon in good manners; nothing may be left, and the store must open again."""
+        code = self._runtime.stop()
+        if code != 0:
+            self._note(9, [f"the daemon ended with {code}:\n{self._runtime.tail()}"])
+        due = time.monotonic() + _GONE_S
+        while (left := self._runtime.left()) and time.monotonic() < due:
+            time.sleep(0.05)
+        self._note(9, [f"left behind: {pid} {command}" for pid, command in left.items()])
+        store = open_store(self._runtime.data_dir)
+        try:
+            self._note(11, [f"invocation {name} is not in the store" for name in acknowledged if not store.find(name)])
+            self._note(11, [f"invocation {each.header.name} is open in the store" for each in store.load_open()])
+        finally:
+            store.close()
+
+
+def bounds_of(app: str) -> dict[tuple[str, str], int]:
+    """(agent, node) → most attempts that its definition allows without a person."""
+    manifests = [agent_manifest(agent) for agent in load_app(app)]
+    return {
+        (manifest.id, node.name): max(1, node.rerun_attempts, node.retry.max_attempts if node.retry else 1)
+        for manifest in manifests
+        for node in manifest.nodes
+    }

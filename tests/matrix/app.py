@@ -1,0 +1,70 @@
+"""The agents of the matrix: those of `tests.chaos.app`, and what they leave out."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+
+from hayata import Agent, Backoff, Finish, Next, Node, Supervision
+from tests.chaos import app as chaos
+
+LARGE_BYTES = 300_000
+_SUM = {"state": {"sum": 0, "log": []}, "merge": {"sum": "add", "log": "append"}}
+
+
+def drip(state, ctx):
+    """Stream chunks without a loop, print and log."""
+    with chaos.body(ctx) as result:
+        for number in range(ctx.input["chunks"]):
+            ctx.stream({"chunk": number})
+        print(f"{ctx.execution_id} has dripped")
+        logging.getLogger("drip").warning("dripped")
+        chaos.add(ctx, result)
+    return result
+
+
+def swell(state, ctx):
+    """Make the state larger than a socket's buffer."""
+    with chaos.body(ctx) as result:
+        chaos.add(ctx, result)
+        result["large"] = "x" * LARGE_BYTES
+    return result
+
+
+def confused(context):
+    """Raise, at the second decision."""
+    if context.step:
+        raise ValueError("a policy that does not know what to do")
+    return Next("quick", context.input)
+
+
+@contextmanager
+def refuse():
+    """A lifespan that does not begin."""
+    raise ConnectionRefusedError("no connection")
+    yield
+
+
+def never(state, ctx):
+    """Never called."""
+    with chaos.body(ctx) as result:
+        return result
+
+
+agents = [
+    *chaos.agents,
+    Agent(
+        id="drip",
+        nodes=[Node(drip, name="drops", interrupted=chaos.RERUN)],
+        decision_policy=chaos.in_line("drops", "drops"),
+        **_SUM,
+    ),
+    Agent(id="large", nodes=[Node(swell, name="mass")], decision_policy=chaos.in_line("mass", "mass"), **_SUM),
+    Agent(id="confused", nodes=[Node(chaos.quick)], decision_policy=confused, **_SUM),
+    Agent(
+        id="refused",
+        nodes=[Node(never, lifespan=refuse)],
+        decision_policy=lambda context: Next("never") if context.step == 0 else Finish(None),
+        supervision=Supervision(intensity=1, backoff=Backoff(initial=0.01, maximum=0.01)),
+    ),
+]

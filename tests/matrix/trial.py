@@ -1,0 +1,185 @@
+"""One trial: a daemon with one failpoint armed, clients that do everything, and what was promised."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from hayata.errors import HayataError
+from hayata_supervisor.store.lmdb_store import open_store
+from tests.chaos.checks import check
+from tests.chaos.ledger import Ledger, read
+from tests.chaos.processes import Family
+from tests.chaos.run import bounds_of
+from tests.chaos.story import Story, ask_all, heard_lines, known_ids
+from tests.chaos.watch import Watch
+from tests.matrix.host import APP, Host
+from tests.matrix.scenario import Clients, patiently
+
+_SCENARIO_S = 60.0
+_SETTLE_S = 30.0
+_GONE_S = 3.0
+_LOOK_S = 0.2
+_KEEP_S = 0.02
+_MOST_DEATHS = 20
+_BEGUN = 10
+"""Bodies; by then those that take their time are in their midst."""
+
+_EXPECTED_EXITS = frozenset({0, -9})
+
+
+class Trial(NamedTuple):
+    """What is tried.
+
+    Attributes:
+        armed: Failpoints, each ``NAME=ACTION@N`` without a marker.
+        fresh: Begin with an empty directory, not with what a killed daemon has left.
+    """
+
+    armed: tuple[str, ...]
+    fresh: bool = False
+
+    def __str__(self) -> str:
+        return ";".join(self.armed) + (" (fresh)" if self.fresh else "")
+
+
+class Outcome(NamedTuple):
+    """How it went.
+
+    Attributes:
+        struck: Those of the failpoints that did something.
+        violations: In words.
+        log: End of the daemon's log, where there are violations.
+    """
+
+    trial: Trial
+    struck: tuple[str, ...]
+    violations: list[str]
+    seconds: float
+    log: str
+
+
+def run(trial: Trial, template: Path | None, *, keep: bool = False) -> Outcome:
+    """Try it. Nothing is left behind, unless ``keep`` says that the directory is."""
+    began = time.monotonic()
+    host = Host(template=None if trial.fresh else template)
+    marks = {each: host.home / f"struck-{number}" for number, each in enumerate(trial.armed)}
+    host.armed = ";".join(f"{each}@once:{mark}" for each, mark in marks.items())
+    os.environ["CHAOS_HOME"] = str(host.home)  # the app is imported here, too, for its bounds
+    violations: list[str] = []
+    try:
+        violations += asyncio.run(_Run(host, str(trial)).run())
+        violations += _end(host)
+    except Exception as error:  # noqa: BLE001 - a trial that can't be brought to its end has found something
+        violations.append(f"10: {error!r}")
+    finally:
+        log = host.tail(60) if violations else ""
+        struck = tuple(each for each, mark in marks.items() if mark.exists())
+        host.close_control()
+        host.destroy(keep=keep)
+    return Outcome(trial, struck, violations, time.monotonic() - began, log)
+
+
+def make_template() -> Host:
+    """Have a daemon killed amid all kinds of work. The caller destroys what is left."""
+    host = Host()
+    os.environ["CHAOS_HOME"] = str(host.home)
+    host.wait_ready()
+    asyncio.run(_make_unfinished(host))
+    host.kill_guard()
+    host.close_control()
+    due = time.monotonic() + _GONE_S
+    while host.left() and time.monotonic() < due:
+        time.sleep(_LOOK_S)
+    return host
+
+
+async def _make_unfinished(host: Host) -> None:
+    ledger = Ledger(host.home / "told-template")
+    clients = Clients(host.socket, ledger, "template")
+    await clients.unfinished()
+    while sum(line["what"] == "start" for line in read(host.home / "ledger")) < _BEGUN:
+        await asyncio.sleep(_KEEP_S)
+    await clients.close()
+    ledger.close()
+
+
+class _Run:
+    def __init__(self, host: Host, seed: str) -> None:
+        self._host = host
+        self._ledger = Ledger(host.home / "told-matrix")
+        self._clients = Clients(host.socket, self._ledger, seed)
+        self._bounds = bounds_of(APP)
+        self._watch = Watch({agent for agent, _ in self._bounds})
+        self._violations: list[str] = []
+
+    async def run(self) -> list[str]:
+        host = self._host
+        heard = heard_lines(host.home)
+        self._clients.knows({line["id"]: line["input"] for line in heard if line["what"] == "asked"})
+        keeper = asyncio.create_task(self._keep())
+        watcher = asyncio.create_task(self._look())
+        try:
+            async with asyncio.timeout(_SCENARIO_S):
+                await self._clients.everything()
+            self._violations += [f"10: {text}" for text in await self._clients.settle(_SETTLE_S)]
+            asked, acknowledged = known_ids(heard_lines(host.home))
+            told = await patiently(ask_all, host.socket, asked | acknowledged)
+        finally:
+            watcher.cancel()
+            keeper.cancel()
+            await asyncio.gather(watcher, keeper, return_exceptions=True)
+            await self._clients.close()
+            self._ledger.close()
+        story = Story(read(host.home / "ledger"), heard_lines(host.home), [], told, self._bounds)
+        self._violations += map(str, check(story))
+        self._violations += [f"9: {text}" for text in self._watch.overdue]
+        return self._violations
+
+    async def _keep(self) -> None:
+        """Start the daemon whenever there is none."""
+        host = self._host
+        while host.starts < _MOST_DEATHS:
+            if host.guard is None or host.ended():
+                if host.guard is not None and host.guard.returncode not in _EXPECTED_EXITS:
+                    self._violations.append(f"10: the guard ended with {host.guard.returncode}")
+                host.start()
+            await asyncio.sleep(_KEEP_S)
+
+    async def _look(self) -> None:
+        """See that what is dead is gone."""
+        family = Family(self._host.data_dir)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            guard = self._host.guard
+            if guard is not None:
+                now = time.monotonic()
+                self._watch.look(family.read(guard.pid), now - last, held=False)
+                last = now
+
+
+def _end(host: Host) -> Iterator[str]:
+    """Have the daemon end; nothing may be left of it, and the store must be whole."""
+    code = host.end()
+    if code not in _EXPECTED_EXITS:
+        yield f"9: the daemon ended with {code}"
+    due = time.monotonic() + _GONE_S
+    while (left := host.left()) and time.monotonic() < due:
+        time.sleep(_KEEP_S)
+    yield from (f"9: left behind: {pid} {command}" for pid, command in left.items())
+    with suppress(HayataError):
+        store = open_store(host.data_dir)
+        try:
+            acknowledged = known_ids(heard_lines(host.home))[1]
+            yield from (f"11: {name} is not in the store" for name in acknowledged if not store.find(name))
+            yield from (f"11: {each.header.name} is open in the store" for each in store.load_open())
+        finally:
+            store.close()
+        return
+    yield "11: the store can't be opened"
