@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from hayata.errors import NodeError
 
 HEADER = 4
 DEFAULT_CAP_BYTES = 64 * 1024 * 1024
+ENVELOPE_BYTES = 8 * 1024
+"""A result must be so much smaller than the cap: whatever it travels in later, with names around it, fits as well."""
 
 
 class FrameTooLarge(NodeError):

@@ -471,9 +471,10 @@ class ListInvocations(_Named, frozen=True, tag="list_invocations"):
 
 
 class ListTasks(_Named, frozen=True, tag="list_tasks"):
-    """Answered with `TaskList`, by step and attempt."""
+    """Answered with `TaskList`, by step and attempt: those behind the task with the id ``after``."""
 
     invocation_id: str
+    after: str = ""
 
 
 class FollowEvents(_Named, frozen=True, tag="follow_events"):
@@ -546,6 +547,39 @@ class StopDaemon(_Named, frozen=True, tag="stop_daemon"):
     drain_s: float | None = None
 
 
+class ReadJournal(_Named, frozen=True, tag="read_journal"):
+    """Answered with `JournalPage`: records of an invocation from number ``first`` on, as many as a message holds well."""
+
+    invocation_id: str
+    first: int = 1
+
+
+class VerifyStore(_Named, frozen=True, tag="verify_store"):
+    """Verify a snapshot of the store; answered with `StoreReport`, whatever was found."""
+
+
+class BackupStore(_Named, frozen=True, tag="backup_store"):
+    """Copy the store to ``directory``, an absolute path where nothing is; answered with `StoreReport` of the copy.
+
+    ``request_id`` makes it safe to send again.
+    """
+
+    directory: str
+    request_id: str
+
+
+class PruneStore(_Named, frozen=True, tag="prune_store"):
+    """Remove invocations that ended more than ``older_than_s`` seconds ago; answered with `Pruned`.
+
+    ``keep``: so many of each agent stay, those that ended last. ``statuses`` (empty: all) and ``agent`` narrow it down.
+    """
+
+    older_than_s: float
+    keep: int = 0
+    statuses: list[str] = []
+    agent: str | None = None
+
+
 Request: TypeAlias = (
     Run
     | GetInvocation
@@ -562,6 +596,10 @@ Request: TypeAlias = (
     | GetTree
     | GetStats
     | StopDaemon
+    | ReadJournal
+    | VerifyStore
+    | BackupStore
+    | PruneStore
 )
 
 
@@ -625,9 +663,10 @@ class TaskInfo(_Named, frozen=True, tag="task"):
 
 
 class TaskList(_Named, frozen=True, tag="tasks"):
-    """An invocation's tasks."""
+    """An invocation's tasks; ``more``: one message could not hold them all, ask for those after the last."""
 
     tasks: list[TaskInfo]
+    more: bool = False
 
 
 class EventInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -702,6 +741,50 @@ class Stats(_Named, frozen=True, tag="stats"):
     values: dict[str, float]
 
 
+class RecordInfo(msgspec.Struct, frozen=True):
+    """One record of a journal, with its events. Each fact is an encoded mapping: its kind under ``fact``, and its fields
+    by name."""
+
+    number: int
+    at: float
+    sequence: int
+    reserved: int
+    facts: list[msgspec.Raw]
+    events: list[EventInfo]
+
+
+class JournalPage(_Named, frozen=True, tag="journal"):
+    """Some records, in order; ``more``: there are others behind the last one."""
+
+    records: list[RecordInfo]
+    more: bool = False
+
+
+class StoreProblem(_Named, frozen=True, tag="store_problem"):
+    """What is wrong with one record of the store; ``record`` names it for a person."""
+
+    record: str
+    problem: str
+
+
+class StoreReport(_Named, frozen=True, tag="store_report"):
+    """What was verified. ``problems`` are the first so many of ``found``; none: all of it is whole."""
+
+    counts: dict[str, int]
+    problems: list[StoreProblem] = []
+    found: int = 0
+    directory: str = ""
+
+
+class Pruned(_Named, frozen=True, tag="pruned"):
+    """How many invocations were removed, and records of their journals. Bytes of the file, where it was compacted."""
+
+    invocations: int
+    records: int
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+
+
 class Done(_Named, frozen=True, tag="done"):
     """Nothing more to say."""
 
@@ -713,7 +796,19 @@ class Refused(_Named, frozen=True, tag="refused"):
 
 
 Answer: TypeAlias = (
-    InvocationInfo | InvocationList | TaskInfo | TaskList | EventBatch | AgentList | Tree | Stats | Done | Refused
+    InvocationInfo
+    | InvocationList
+    | TaskInfo
+    | TaskList
+    | EventBatch
+    | AgentList
+    | Tree
+    | Stats
+    | JournalPage
+    | StoreReport
+    | Pruned
+    | Done
+    | Refused
 )
 
 
@@ -726,6 +821,10 @@ class Tell(_Named, frozen=True, tag="tell"):
 
 ToServer: TypeAlias = Hello | Ask
 ToClient: TypeAlias = Hello | Tell
+
+
+# What `hayata_supervisor.maintenance` says on its stdout, framed: problems as they are found, then one answer.
+FromMaintenance: TypeAlias = StoreProblem | StoreReport | Pruned | Refused
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -754,6 +853,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         start_timeout_s: How long a worker may take to get ready, a forkserver's import included.
         node_retry_s: How long a given-up node or agent rests before it is tried again; doubles up to 10 times this.
         frame_cap_bytes: Largest message.
+        retention_s: How long invocations are kept after their end; None: for ever.
     """
 
     apps: list[str]
@@ -772,6 +872,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     start_timeout_s: float = 60.0
     node_retry_s: float = 60.0
     frame_cap_bytes: int = DEFAULT_CAP_BYTES
+    retention_s: float | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

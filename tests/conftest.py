@@ -22,16 +22,22 @@ from tests.support.crash_site import Daemon, Site
 
 _MARK = "PYTEST_HAYATA_RUN"
 _DYING_S = 2.0
+_HELPS = "PYTEST_XDIST_WORKER" in os.environ  # one of several processes that share a run: the first one guards
 _left_behind = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if _HELPS:
+        return
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     os.environ[_MARK] = uuid.uuid4().hex
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="hrun-")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _HELPS:
+        return
     home = Path(tempfile.gettempdir())
     left = _kept_alive() + [f"temporary {path}" for path in sorted(home.rglob("*"))]
     shutil.rmtree(home, ignore_errors=True)
@@ -41,6 +47,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure() -> None:
+    if _HELPS:
+        return
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # of a run without a session: --help
 
 
@@ -93,3 +101,8 @@ def site() -> Iterator[Site]:
 def daemon(site: Site) -> Daemon:
     """A daemon that serves the agents of `tests.support.apps.crash`."""
     return site.daemon().start()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a function by its name: an address differs between the processes that share a run."""
+    return getattr(val, "__name__", None) if callable(val) else None

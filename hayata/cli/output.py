@@ -149,6 +149,17 @@ def clock(instant: float) -> str:
     return datetime.fromtimestamp(instant).strftime("%H:%M:%S.%f")[:-3]
 
 
+# sizes
+
+
+def size(count: int) -> str:
+    """Bytes, in one unit: ``512 B``, ``1.5 MB``."""
+    for least, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= least:
+            return f"{count / least:.1f} {unit}"
+    return f"{count} B"
+
+
 # events
 
 

@@ -16,7 +16,10 @@ from hayata.client.records import (
     InvocationRecord,
     NodeRecord,
     Process,
+    Pruned,
     Reconciliation,
+    StoreProblem,
+    StoreReport,
     Task,
 )
 
@@ -33,7 +36,10 @@ __all__ = [
     "InvocationRecord",
     "NodeRecord",
     "Process",
+    "Pruned",
     "Reconciliation",
+    "StoreProblem",
+    "StoreReport",
     "Task",
 ]
 

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from hayata import address
 from hayata import messages as m
-from hayata.client import operations, records
+from hayata.client import operations, records, upkeep
 from hayata.client.core import (
     Emit,
     Exchange,
@@ -197,6 +197,10 @@ class AsyncClient:
     stop_agent = _method(operations.stop_agent)
     tree = _method(operations.tree)
     stats = _method(operations.stats)
+    verify = _method(upkeep.verify)
+    backup = _method(upkeep.backup)
+    prune = _method(upkeep.prune)
+    export = _method(upkeep.export)
     stop = _method(operations.stop)
 
     async def close(self) -> None:

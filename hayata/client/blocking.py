@@ -16,7 +16,7 @@ from typing import Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from hayata import address
 from hayata import messages as m
-from hayata.client import operations, records
+from hayata.client import operations, records, upkeep
 from hayata.client.core import (
     Emit,
     Exchange,
@@ -115,6 +115,10 @@ class Client:
     stop_agent = _method(operations.stop_agent)
     tree = _method(operations.tree)
     stats = _method(operations.stats)
+    verify = _method(upkeep.verify)
+    backup = _method(upkeep.backup)
+    prune = _method(upkeep.prune)
+    export = _method(upkeep.export)
     stop = _method(operations.stop)
 
     def close(self) -> None:

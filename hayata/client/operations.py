@@ -40,7 +40,8 @@ _GRACE_S = 1.0
 _MOST_LISTED = 10_000
 
 
-def _ask(request: m.Request, kind: type[A], timeout_s: float | None = None) -> Operation[A]:
+def ask(request: m.Request, kind: type[A], timeout_s: float | None = None) -> Operation[A]:
+    """Ask once; the answer must be of that kind."""
     answer = yield Call(request, timeout_s)
     if not isinstance(answer, kind):
         raise unexpected(answer)
@@ -93,7 +94,7 @@ def run(
         key=key,
         on_busy=on_busy,
     )
-    return (yield from _ask(request, m.InvocationInfo))
+    return (yield from ask(request, m.InvocationInfo))
 
 
 def call(
@@ -145,7 +146,7 @@ def result(invocation_id: str, timeout: float | None = None) -> Operation[Any]:
     check_seconds("timeout", timeout)
     try:
         request = m.AwaitInvocation(invocation_id)
-        info = yield from _ask(request, m.InvocationInfo, FOREVER if timeout is None else timeout)
+        info = yield from ask(request, m.InvocationInfo, FOREVER if timeout is None else timeout)
     except TimeoutError:
         info = yield from _late(invocation_id, timeout)
     return outcome(info)
@@ -155,7 +156,7 @@ def _late(invocation_id: str, timeout: float | None) -> Operation[m.InvocationIn
     """After the time has passed: it may have ended before, when the time was too short for the answer."""
     waited = TimeoutError(f"invocation {invocation_id} has not ended in {timeout} s; it goes on")
     try:
-        info = yield from _ask(m.GetInvocation(invocation_id), m.InvocationInfo, _GRACE_S)
+        info = yield from ask(m.GetInvocation(invocation_id), m.InvocationInfo, _GRACE_S)
     except TimeoutError:
         raise waited from None
     if info.status not in records.TERMINAL | records.RESTING:
@@ -176,7 +177,7 @@ def get_result(invocation_id: str) -> Operation[Any]:
         HayataError: ``result_not_ready``, ``unknown_invocation``.
     """
     check_name("invocation id", invocation_id)
-    info = yield from _ask(m.GetInvocation(invocation_id), m.InvocationInfo)
+    info = yield from ask(m.GetInvocation(invocation_id), m.InvocationInfo)
     return outcome(info)
 
 
@@ -195,7 +196,7 @@ def invocation(invocation_id: str) -> Operation[m.InvocationInfo]:
         HayataError: ``unknown_invocation``.
     """
     check_name("invocation id", invocation_id)
-    return (yield from _ask(m.GetInvocation(invocation_id), m.InvocationInfo))
+    return (yield from ask(m.GetInvocation(invocation_id), m.InvocationInfo))
 
 
 def status(invocation_id: str) -> Operation[str]:
@@ -219,14 +220,18 @@ def invocations(
     if status is not None:
         check_choice("status", status, STATUSES)
     request = m.ListInvocations(agent, status, session, check_count("limit", limit, 1, _MOST_LISTED))
-    return (yield from _ask(request, m.InvocationList)).invocations
+    return (yield from ask(request, m.InvocationList)).invocations
 
 
 def tasks(invocation_id: str) -> Operation[list[records.Task]]:
     """List the invocation's tasks, by step and attempt."""
     check_name("invocation id", invocation_id)
-    found = yield from _ask(m.ListTasks(invocation_id), m.TaskList)
-    return [records.task(info) for info in found.tasks]
+    found: list[m.TaskInfo] = []
+    while True:
+        page = yield from ask(m.ListTasks(invocation_id, found[-1].id if found else ""), m.TaskList)
+        found += page.tasks
+        if not page.more or not page.tasks:
+            return [records.task(info) for info in found]
 
 
 def follow_request(
@@ -250,7 +255,7 @@ def cancel(invocation_id: str) -> Operation[str]:
         Its status: ``cancelled``, or how it had ended before.
     """
     check_name("invocation id", invocation_id)
-    return (yield from _ask(m.Cancel(invocation_id), m.InvocationInfo)).status
+    return (yield from ask(m.Cancel(invocation_id), m.InvocationInfo)).status
 
 
 def recover(
@@ -269,7 +274,7 @@ def recover(
     check_name("agent", agent_id)
     if changed is not None:
         check_choice("changed", changed, ("continue", "restart", "drop"))
-    return (yield from _ask(m.Recover(agent_id, changed), m.InvocationList)).invocations
+    return (yield from ask(m.Recover(agent_id, changed), m.InvocationList)).invocations
 
 
 def reconcile(
@@ -351,7 +356,7 @@ def reconcile_all(
 
 def _reconcile(invocation_id: str, task_id: str, verdict: dict[str, Any], by: str) -> Operation[records.Task]:
     request = m.Reconcile(invocation_id=invocation_id, task_id=task_id, request_id=new_id(), by=by, **verdict)
-    return records.task((yield from _ask(request, m.TaskInfo)))
+    return records.task((yield from ask(request, m.TaskInfo)))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -361,7 +366,7 @@ def _reconcile(invocation_id: str, task_id: str, verdict: dict[str, Any], by: st
 
 def agents() -> Operation[list[records.AgentRecord]]:
     """List the agents."""
-    return records.agents((yield from _ask(m.ListAgents(), m.AgentList)).agents)
+    return records.agents((yield from ask(m.ListAgents(), m.AgentList)).agents)
 
 
 def start_agent(app: str) -> Operation[list[records.AgentRecord]]:
@@ -380,7 +385,7 @@ def start_agent(app: str) -> Operation[list[records.AgentRecord]]:
         raise invalid("app is no reference", "app", "module:attr or path.py[:attr]")
     request = m.StartAgent(absolute_reference(app))
     # The import has a time limit of its own, on the daemon's side.
-    return records.agents((yield from _ask(request, m.AgentList, FOREVER)).agents)
+    return records.agents((yield from ask(request, m.AgentList, FOREVER)).agents)
 
 
 def stop_agent(agent_id: str) -> Operation[None]:
@@ -390,17 +395,17 @@ def stop_agent(agent_id: str) -> Operation[None]:
         agent_id: Id of the agent.
     """
     check_name("agent", agent_id)
-    yield from _ask(m.StopAgent(agent_id), m.Done)
+    yield from ask(m.StopAgent(agent_id), m.Done)
 
 
 def tree() -> Operation[records.Process]:
     """Ask for the supervision tree, from the guard down."""
-    return records.process((yield from _ask(m.GetTree(), m.Tree)).root)
+    return records.process((yield from ask(m.GetTree(), m.Tree)).root)
 
 
 def stats() -> Operation[dict[str, float]]:
     """Ask for the counters since the supervisor's start, and the gauges."""
-    return dict((yield from _ask(m.GetStats(), m.Stats)).values)
+    return dict((yield from ask(m.GetStats(), m.Stats)).values)
 
 
 def stop(drain: float | None = None) -> Operation[None]:
@@ -412,4 +417,4 @@ def stop(drain: float | None = None) -> Operation[None]:
     check_seconds("drain", drain)
     if drain == FOREVER:
         raise invalid("drain can't be endless", "drain", "seconds, 0 or more")
-    yield from _ask(m.StopDaemon(drain), m.Done)
+    yield from ask(m.StopDaemon(drain), m.Done)

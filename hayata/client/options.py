@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hayata import durations
 from hayata.errors import HayataError, error_for
 from hayata.ids import check_name, new_uuid7
 from hayata.values import encode
@@ -62,6 +63,14 @@ def check_seconds(field: str, value: object) -> None:
         raise invalid(
             f"{field} can't be {value!r}", field, "seconds, 0 or more; None waits as long as it takes"
         )
+
+
+def check_age(field: str, value: object) -> float:
+    """Seconds of a duration that was given as text, a timedelta or a number of seconds."""
+    try:
+        return durations.seconds(value)
+    except ValueError as error:
+        raise invalid(f"{field}: {error}", field, durations.FORMS) from None
 
 
 def check_optional_name(what: str, name: str | None) -> None:

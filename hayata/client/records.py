@@ -7,7 +7,7 @@ Field names are the keys of ``--json`` on the command line too. Times are second
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hayata import messages as m
@@ -175,6 +175,48 @@ class Process:
     children: tuple[Process, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoreProblem:
+    """What is wrong with one record of the store."""
+
+    record: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What a verification, or that of a backup, has found.
+
+    Attributes:
+        counts: How many invocations, records and so on were looked at.
+        problems: The first thousand; none means that all of it is whole.
+        found: How many problems there are.
+        directory: Where the backup is; empty for a verification.
+    """
+
+    counts: dict[str, int]
+    problems: tuple[StoreProblem, ...]
+    found: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How much was removed.
+
+    Attributes:
+        invocations: How many invocations.
+        records: How many records of their journals.
+        bytes_before: Size of the store's file before it was compacted; None when it was not.
+        bytes_after: And after.
+    """
+
+    invocations: int
+    records: int
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+
+
 def error_of(info: m.ErrorInfo | None) -> HayataError | None:
     """The error that the data describe."""
     return None if info is None else error_from(info)
@@ -221,6 +263,33 @@ def task(info: m.TaskInfo) -> Task:
 def event(invocation_id: str, info: m.EventInfo) -> Event:
     """Make the record of an answer."""
     return Event(info.sequence, info.type, info.time, invocation_id, decode(info.data))
+
+
+def journal_record(info: m.RecordInfo) -> dict[str, Any]:
+    """A record of a journal as a mapping, its facts decoded."""
+    return {
+        "number": info.number,
+        "at": info.at,
+        "sequence": info.sequence,
+        "reserved": info.reserved,
+        "facts": [decode(fact) for fact in info.facts],
+    }
+
+
+def as_mapping(record: Any) -> dict[str, Any]:
+    """The fields of one of the records of this module by name; what they hold stays as it is."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def store_report(info: m.StoreReport) -> StoreReport:
+    """Make the record of an answer."""
+    problems = tuple(StoreProblem(each.record, each.problem) for each in info.problems)
+    return StoreReport(dict(info.counts), problems, info.found, info.directory)
+
+
+def pruned(info: m.Pruned) -> Pruned:
+    """Make the record of an answer."""
+    return Pruned(info.invocations, info.records, info.bytes_before, info.bytes_after)
 
 
 def agents(infos: Sequence[m.AgentInfo]) -> list[AgentRecord]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hayata import calls
 from hayata.error_info import error_info, exception_info
-from hayata.framing import FrameTooLarge
+from hayata.framing import ENVELOPE_BYTES, FrameTooLarge
 from hayata.messages import (
     CheckUpdate,
     DecidedFail,
@@ -65,10 +65,12 @@ def _answer(agent: Agent, question: Evaluate | CheckUpdate) -> Answer:
 
 
 def _send(stream: BlockingStream, question: Evaluate | CheckUpdate, answer: Answer) -> None:
-    try:
-        stream.send(encode(answer))
-    except FrameTooLarge as error:
+    body = encode(answer)
+    most_bytes = stream.cap_bytes - ENVELOPE_BYTES
+    if len(body) > most_bytes:
+        info = error_info(FrameTooLarge(len(body), most_bytes))
         if isinstance(question, Evaluate):
-            stream.send(encode(PolicyFailed(question.evaluation, error_info(error))))
+            body = encode(PolicyFailed(question.evaluation, info))
         else:
-            stream.send(encode(UpdateChecked(question.check, None, error_info(error))))
+            body = encode(UpdateChecked(question.check, None, info))
+    stream.send(body)

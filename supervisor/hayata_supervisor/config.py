@@ -21,6 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from hayata import durations
 from hayata.address import check_socket_path, default_socket
 from hayata.errors import HayataError, error_for
 from hayata.framing import DEFAULT_CAP_BYTES
@@ -51,6 +52,7 @@ class Config(BaseSettings):
         start_timeout: How long a worker may take to get ready, the import of the app included.
         node_retry: How long a given-up node or agent rests before it is tried again.
         frame_cap_bytes: Largest message between processes and to clients.
+        retention: How long invocations are kept after their end, for example ``30d``; empty for ever.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
@@ -65,6 +67,15 @@ class Config(BaseSettings):
     start_timeout: Seconds = 60.0
     node_retry: Seconds = 60.0
     frame_cap_bytes: int = Field(DEFAULT_CAP_BYTES, ge=_LEAST_FRAME_BYTES, le=_GREATEST_FRAME_BYTES)
+
+    retention: str = ""
+
+    @field_validator("retention")
+    @classmethod
+    def _check_retention(cls, value: str) -> str:
+        if value:
+            durations.seconds(value)
+        return value
 
     @field_validator("apps", mode="before")
     @classmethod
@@ -192,6 +203,7 @@ def launch(config: Config) -> Launch:
         start_timeout_s=config.start_timeout,
         node_retry_s=config.node_retry,
         frame_cap_bytes=config.frame_cap_bytes,
+        retention_s=durations.seconds(config.retention) if config.retention else None,
     )
 
 

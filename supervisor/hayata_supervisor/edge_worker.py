@@ -18,7 +18,7 @@ from hayata import calls
 from hayata.agent import Agent
 from hayata.error_info import error_from, error_info, exception_info
 from hayata.errors import error_for
-from hayata.framing import FrameTooLarge
+from hayata.framing import ENVELOPE_BYTES, FrameTooLarge
 from hayata.messages import (
     EdgeRetires,
     NodeManifest,
@@ -100,9 +100,10 @@ def deadline_of(task: RunTask) -> float | None:
 def encode_result(result: Result, edge: str, cap_bytes: int) -> bytes:
     """Encode a result; one over the cap becomes the failure that says so."""
     body = encode(result)
-    if len(body) <= cap_bytes:
+    most_bytes = cap_bytes - ENVELOPE_BYTES
+    if len(body) <= most_bytes:
         return body
-    info = error_info(FrameTooLarge(len(body), cap_bytes))
+    info = error_info(FrameTooLarge(len(body), most_bytes))
     return encode(TaskFailed(result.execution_id, edge, info, False))
 
 

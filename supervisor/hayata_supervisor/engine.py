@@ -49,13 +49,15 @@ from hayata_supervisor.core.effects import (
 )
 from hayata_supervisor.core.facts import TERMINAL
 from hayata_supervisor.core.invocation import Invocation, info
-from hayata_supervisor.core.views import events, restore
+from hayata_supervisor.core.views import events
 from hayata_supervisor.hub import PAGE, Hub
+from hayata_supervisor.memories import Memories
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.background import Background
 from hayata_supervisor.process.reactor import Reactor, Timer
 from hayata_supervisor.process.start_notes import StartNotes
 from hayata_supervisor.store.interface import Header, Loaded, OutOfOrder, Refusal, Store, Taken, Unstorable
+from hayata_supervisor.stored import info_of_header, restored
 from hayata_supervisor.tree.port import AgentAnswer, Log, TaskReport, failure
 
 
@@ -126,7 +128,8 @@ class Engine:
         self.store = store
         self.log = log
         self.reader = reader
-        self._writer = writer
+        self.writer = writer
+        self.broken = broken
         self.committer = Committer(
             reactor, store, writer, perform=self._perform_durable, refused=self._refused, broken=broken
         )
@@ -137,6 +140,7 @@ class Engine:
         self._cells = Cells()
         self._notes = notes
         self._memories: dict[bytes, bytes | None] = {}
+        self.memories = Memories()
         self._app_events = app_events
         self._checks: dict[int, Callable[[UpdateChecked], None]] = {}
         self._timer: Timer | None = None
@@ -270,6 +274,7 @@ class Engine:
         for effect in effects:
             match effect:
                 case Persist():
+                    self._leave_memory(effect)
                     self.committer.persist(effect)
                 case Dispatch():
                     self._dispatch(effect)
@@ -294,6 +299,15 @@ class Engine:
                     self.workers.ack_partial(effect.agent, effect.node, effect.ack)
                 case Kill():
                     self.workers.kill(effect.agent, effect.node, effect.execution_id, effect.reason)
+
+    def _leave_memory(self, effect: Persist) -> None:
+        """Until the record is durable, the store has an older memory of its session."""
+        if effect.memory is not None:
+            name, memory = effect.memory
+            session = (effect.subject.agent, name)
+            self.memories.hold(session)
+            self.memories.keep(session, memory)
+            effect.after.append(Call(lambda: self.memories.release(session)))
 
     def _dispatch(self, effect: Dispatch) -> None:
         try:
@@ -335,6 +349,8 @@ class Engine:
         agent = self.agents.get(subject.agent)
         if agent is not None:
             agent.coordinator.forget(subject.id)
+        if persist.memory is not None:
+            self.memories.lose((subject.agent, persist.memory[0]))
         replies = [effect for effect in persist.after if isinstance(effect, Reply)]
         match refusal:
             case Taken():
@@ -430,7 +446,7 @@ class Engine:
 
     def close(self) -> None:
         """End the threads and give the store back."""
-        self._writer.close()
+        self.writer.close()
         self.reader.close()
         self.store.close()
 
@@ -438,42 +454,3 @@ class Engine:
 def now() -> Now:
     """The time, for an event."""
     return Now(clock.wall(), clock.monotonic())
-
-
-def restored(loaded: Loaded) -> Invocation:
-    """Make an invocation from what the store has of it."""
-    header = loaded.header
-    fresh = Invocation(
-        id=header.id,
-        name=header.name,
-        agent=header.agent,
-        version=header.version,
-        session=header.session,
-        own_session=header.own_session,
-        stream=header.stream,
-        key=header.key,
-        digest=header.digest,
-        created_at=header.created_at,
-        restarted_from=header.restarted_from,
-    )
-    return restore(fresh, loaded.snapshot, loaded.records)
-
-
-def info_of_header(header: Header) -> InvocationInfo:
-    """What a header tells of an invocation; its result is in the journal."""
-    return InvocationInfo(
-        id=header.name,
-        agent=header.agent,
-        status=header.status,
-        version=header.version,
-        created_at=header.created_at,
-        session=None if header.own_session else header.session,
-        key=header.key,
-        stream=header.stream,
-        step=header.step,
-        started_at=header.started_at,
-        ended_at=header.ended_at,
-        error=header.error,
-        restarted_from=header.restarted_from,
-    )
-

@@ -40,7 +40,9 @@ from hayata.messages import (
     TaskInterrupted,
     Value,
 )
+from hayata_supervisor.admin import Admin
 from hayata_supervisor.engine import Engine
+from hayata_supervisor.maintenance_runs import MaintenanceRuns
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.background import Foreground
 from hayata_supervisor.process.reactor import Reactor
@@ -76,7 +78,9 @@ class InlineServer:
             {agent.id: agent for agent in agents}, self._engine, self._reactor, NoteWriter(Path(data_dir))
         )
         self._engine.workers = self._workers
-        requests = Requests(self._engine, tree=_describe, stop=lambda drain_s: None)
+        self._admin = Admin(self._engine, MaintenanceRuns(self._reactor, data_dir, os.environ))
+        self._admin.start()
+        requests = Requests(self._engine, tree=_describe, stop=lambda drain_s: None, admin=self._admin)
         self._server = Server(
             self._reactor,
             None,
@@ -114,6 +118,7 @@ class InlineServer:
             self.pump(deadline - clock.monotonic())
         self._workers.close()
         self._server.close()
+        self._admin.close()
         self._engine.close()
         self._reactor.close()
 

@@ -8,21 +8,25 @@ from typing import TypeVar
 
 from hayata import messages as m
 from hayata.errors import HayataError
+from hayata.framing import DEFAULT_CAP_BYTES
 from hayata.ids import Execution, check_name, new_uuid7, parse_execution_id
+from hayata_supervisor.admin import Admin
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.effects import Call, Persist
 from hayata_supervisor.core.invocation import Invocation, info
 from hayata_supervisor.core.merge import MergeRefused, relevant
-from hayata_supervisor.core.views import tasks
-from hayata_supervisor.engine import Agent, Engine, info_of_header, now, restored
+from hayata_supervisor.core.views import journal_page, tasks
+from hayata_supervisor.engine import Agent, Engine, now
 from hayata_supervisor.hub import Follower, Sink
 from hayata_supervisor.process import clock
 from hayata_supervisor.store.interface import Header, Loaded
+from hayata_supervisor.stored import info_of_header, restored
 from hayata_supervisor.tree.port import failure
 
 T = TypeVar("T")
 
+_TASK_BYTES = 1024  # of a task in a message, without what its node returned
 _LONGEST_DRAIN_S = 7 * 24 * 3600.0  # as in the configuration; more, or none at all, would be no timer
 
 
@@ -33,14 +37,24 @@ class Requests:
         engine: The coordinators and their surroundings.
         tree: The process tree from the guard down.
         stop: Begins to stop the daemon, with a drain time in seconds or None for the configured one.
+        admin: Grants what is asked of the store as a whole.
+        page_bytes: About how much of a list goes into one message.
     """
 
     def __init__(
-        self, engine: Engine, *, tree: Callable[[], m.ProcessInfo], stop: Callable[[float | None], None]
+        self,
+        engine: Engine,
+        *,
+        tree: Callable[[], m.ProcessInfo],
+        stop: Callable[[float | None], None],
+        admin: Admin,
+        page_bytes: int = DEFAULT_CAP_BYTES // 2,
     ) -> None:
         self._engine = engine
+        self._page_bytes = page_bytes
         self._tree = tree
         self._stop = stop
+        self._admin = admin
         self._parked: list[tuple[m.Request, Sink]] = []
         self._loading: dict[int, Sink | None] = {}
 
@@ -97,6 +111,10 @@ class Requests:
                     raise Refusal(failure("invalid_options", f"drain_s can't be {drain_s}", hint="seconds, 0 or more"))
                 sink.reply(m.Done())
                 self._stop(drain_s)
+            case m.ReadJournal():
+                self._with_invocation(request.invocation_id, sink, lambda header: self._journal(header, request, sink))
+            case m.VerifyStore() | m.BackupStore() | m.PruneStore():
+                self._admin.handle(request, sink)
 
     # ---- agents and apps -------------------------------------------------------------------------------------------
 
@@ -216,7 +234,14 @@ class Requests:
             memory = store.memory(fresh.agent, fresh.session) if manifest.conversation_memory else None
             return store.find(fresh.name), by_key, memory
 
-        self._read(look_up, lambda found: self._accept(request, fresh, found, sink), sink)
+        memories, of = self._engine.memories, (fresh.agent, fresh.session)
+        memories.hold(of)
+
+        def accept(found: tuple[Header | None, Header | None, bytes | None]) -> None:
+            by_name, by_key, memory = found
+            self._accept(request, fresh, (by_name, by_key, memories.newest(of, memory)), sink)
+
+        self._read(look_up, accept, sink, lambda: memories.release(of))
 
     def _accept(
         self, request: m.Run, fresh: Invocation, found: tuple[Header | None, Header | None, bytes | None], sink: Sink
@@ -259,10 +284,17 @@ class Requests:
 
     # ---- look ------------------------------------------------------------------------------------------------------
 
-    def _read(self, query: Callable[[], T], answered: Callable[[T], None], sink: Sink) -> None:
-        """Ask the store; what goes wrong, there or in ``answered``, is the sink's answer."""
+    def _read(
+        self,
+        query: Callable[[], T],
+        answered: Callable[[T], None],
+        sink: Sink,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ask the store; what goes wrong, there or in ``answered``, is the sink's answer. ``ended`` is called last."""
 
         def failed(error: BaseException) -> None:
+            ended()
             if isinstance(error, HayataError):
                 sink.reply(m.Refused(failure(error.code, error.message, hint=error.hint, **error.details)))
                 return
@@ -274,6 +306,8 @@ class Requests:
                 answered(found)
             except Refusal as refusal:
                 sink.reply(m.Refused(refusal.error))
+            finally:
+                ended()
 
         self._engine.reader.submit(query, guarded, failed)
 
@@ -295,7 +329,7 @@ class Requests:
         elif isinstance(request, m.GetInvocation):
             self._show(header, sink)
         else:
-            self._tasks(header, sink)
+            self._tasks(header, request.after, sink)
 
     def _look_when_recovered(self, request: m.GetInvocation | m.ListTasks, sink: Sink) -> None:
         """Answer when what recovery has found is in the store."""
@@ -343,8 +377,15 @@ class Requests:
             sink,
         )
 
-    def _tasks(self, header: Header, sink: Sink) -> None:
-        self._read(lambda: self._read_tasks(header.id), lambda found: sink.reply(m.TaskList(found)), sink)
+    def _tasks(self, header: Header, after: str, sink: Sink) -> None:
+        def answered(found: list[m.TaskInfo]) -> None:
+            sink.reply(_page(found, after, self._page_bytes))
+
+        self._read(lambda: self._read_tasks(header.id), answered, sink)
+
+    def _journal(self, header: Header, request: m.ReadJournal, sink: Sink) -> None:
+        id, records = header.id, self._engine.store.records
+        self._read(lambda: journal_page(id, records(id, 1), request.first, self._page_bytes), sink.reply, sink)
 
     def _read_tasks(self, id: bytes) -> list[m.TaskInfo]:
         return tasks(id, (record for _, record in self._engine.store.records(id, 1)))
@@ -522,6 +563,24 @@ def _check_same(fresh: Invocation, agent: str, digest: bytes, name: str, code: s
     if agent != fresh.agent or digest != fresh.digest:
         what = f"key {fresh.key!r}" if code == "key_reused" else f"id {fresh.name!r}"
         raise Refusal(failure(code, f"{what} belongs to {name}, which has another input or agent", invocation_id=name))
+
+
+def _page(found: list[m.TaskInfo], after: str, page_bytes: int) -> m.TaskList:
+    """The tasks behind ``after``, as many as fit, one at least."""
+    first = next((index + 1 for index, task in enumerate(found) if task.id == after), 0)
+    end, size = first, 0
+    while end < len(found):
+        size += _size(found[end])
+        if size > page_bytes and end > first:
+            break
+        end += 1
+    return m.TaskList(found[first:end], more=end < len(found))
+
+
+def _size(task: m.TaskInfo) -> int:
+    """About how many bytes it takes in a message."""
+    size = _TASK_BYTES + sum(memoryview(value).nbytes for value in (task.update or {}).values())
+    return size if task.error is None else size + len(task.error.message) + memoryview(task.error.details).nbytes
 
 
 def _reply(sink: Sink, answer: m.Answer) -> Call:

@@ -24,8 +24,10 @@ from hayata.errors import HayataError
 from hayata.memfd import read_memfd
 from hayata.messages import Beat, ErrorInfo, Fatal, Launch, ProcessInfo, Serving, StopRuntime, ToSupervisor, decoder
 from hayata_supervisor import failpoints
+from hayata_supervisor.admin import Admin
 from hayata_supervisor.engine import Engine
 from hayata_supervisor.logs import LogThread
+from hayata_supervisor.maintenance_runs import MaintenanceRuns
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.background import BackgroundThread
 from hayata_supervisor.process.packets import PACKET_BYTES, Packets
@@ -40,6 +42,7 @@ from hayata_supervisor.server import Connection, Server
 from hayata_supervisor.store.lmdb_store import open_store
 from hayata_supervisor.tree import WorkerTree
 from hayata_supervisor.tree.port import failure
+from hayata_supervisor.tree.worker_tree import VALUE_INDEX
 
 EXIT_AGAIN, EXIT_USAGE, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 5, 65
 _EXIT_CODES = {
@@ -77,7 +80,7 @@ class Supervisor:
         self._log = LogThread(launch.log_format, launch.log_level)
         self._guard = Packets(self._reactor, guard, ToSupervisor, self._guard_says, self._guard_lost)
         self._watch_guard()
-        self._apps_left = max(1, len(launch.apps))
+        self._apps_left = {*range(len(launch.apps))} if launch.value_fd is None else {VALUE_INDEX}
         self._app_errors: list[ErrorInfo] = []
         self._drain_deadline: float | None = None
         self._drain_s = 0.0
@@ -99,7 +102,17 @@ class Supervisor:
         recovered = self._engine.load(store.load_open())
         self._tree = WorkerTree(self._reactor, launch, launch_fd, self._engine, self._log, dict(os.environ))
         self._engine.workers = self._tree
-        self._requests = Requests(self._engine, tree=self._describe, stop=self._stop_asked)
+        runs = MaintenanceRuns(
+            self._reactor, launch.data_dir, dict(os.environ), born=self._tree.spare, buried=self._tree.forget
+        )
+        self._admin = Admin(self._engine, runs, launch.retention_s)
+        self._requests = Requests(
+            self._engine,
+            tree=self._describe,
+            stop=self._stop_asked,
+            admin=self._admin,
+            page_bytes=launch.frame_cap_bytes // 2,
+        )
         self._server = Server(
             self._reactor,
             listener,
@@ -117,8 +130,10 @@ class Supervisor:
         self._reactor.watch_read(inbox.fd, lambda: self._signalled(inbox))
         self._beat()
         self._tree.start()
+        self._admin.start()
         self._reactor.run()
         self._server.close()
+        self._admin.close()
         self._engine.close()
         self._log.info("supervisor stopped")
         self._log.close()
@@ -161,12 +176,12 @@ class Supervisor:
         self._requests.app_settled(index, reference, error)
         if error is not None:
             self._log.error("app failed to load", app=reference, code=error.code, error=error.message)
-        if not self._apps_left:
+        if index not in self._apps_left:  # not of the launch, or loaded anew
             return
         if error is not None and self._first_start:
             self._fatal(error, EXIT_USAGE)
             return
-        self._apps_left -= 1
+        self._apps_left.discard(index)
         if not self._apps_left:
             self._requests.apps_ready()
             self._guard.send(Serving())

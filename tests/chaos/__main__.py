@@ -9,33 +9,47 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+from hayata.client.options import absolute_reference
 from tests.chaos.plan import ROLES
-from tests.chaos.runtime import APP
+from tests.chaos.report import report
+from tests.chaos.run import Run, Verdict, Wanted
+from tests.chaos.runtime import APP, Runtime
+
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit code: 0 when nothing was violated, 1 when something was, 130 after Ctrl-C."""
     options = _parse(arguments)
-    from tests.chaos.report import report  # after --help
-    from tests.chaos.run import Wanted, run
-
-    wanted = Wanted(
-        options.minutes * 60, options.seed, options.roles, options.app, options.lanes, keep=options.keep
-    )
+    app = absolute_reference(options.app)
+    wanted = Wanted(options.minutes * 60, options.seed, options.roles, app, options.lanes)
     if options.plan:
         for fault in wanted.plan:
             print(fault)
         return 0
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
     try:
-        verdict = run(wanted)
+        verdict = _run(wanted, keep=options.keep)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     for line in report(verdict):
         print(line)
     return 1 if verdict.violations else 0
+
+
+def _run(wanted: Wanted, *, keep: bool) -> Verdict:
+    """Run, and leave nothing behind, also after a signal."""
+    for number in _ENDS:
+        signal.signal(number, _end)
+    runtime = Runtime(wanted.app)
+    try:
+        return Run(runtime, wanted).run()
+    finally:
+        for number in _ENDS:
+            signal.signal(number, signal.SIG_IGN)
+        runtime.destroy(keep=keep)
+        if keep:
+            print(f"kept: {runtime.home}")
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -55,13 +69,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tests.chaos",
         description="Kill, stop and starve processes at random under load, and check what was promised.",
     )
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long there are faults")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same plan")
-    parser.add_argument("--roles", type=_roles, default=list(ROLES), metavar="ROLE,…", help=", ".join(ROLES))
-    parser.add_argument("--app", default=APP, help="another app; less is known of it, and less is checked")
-    parser.add_argument("--lanes", type=int, default=12, help="invocations at once, of each of the two clients")
-    parser.add_argument("--plan", action="store_true", help="print the plan, and do nothing")
-    parser.add_argument("--keep", action="store_true", help="keep the directory with ledgers, log and store")
+    add = parser.add_argument
+    add("--minutes", type=float, default=1.0, help="how long there are faults")
+    add("--seed", type=int, default=1, help="the same seed makes the same plan")
+    add("--roles", type=_roles, default=list(ROLES), metavar="ROLE,ROLE", help=", ".join(ROLES))
+    add("--app", default=APP, help="another app, of which less is known and less is checked")
+    add("--lanes", type=int, default=12, help="invocations at once, of each of the two clients")
+    add("--plan", action="store_true", help="print the plan, and do nothing")
+    add("--keep", action="store_true", help="keep the directory with ledgers, log and store")
     return parser.parse_args(arguments)
 
 

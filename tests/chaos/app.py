@@ -5,8 +5,8 @@ It imports nothing from the tests: it runs in workers of the daemon. ``$CHAOS_HO
     ledger      one JSON object a line, see `note`; `tests.chaos.ledger` reads it
     locks       a byte of it is locked while a body of a task runs: two live attempts of one task meet there
 
-Each sequential step adds `amount` to ``sum``, a number that anybody can compute, and a token that nobody can guess to
-``log``: so a state can be compared with the steps that are said to have made it.
+Each sequential step adds `amount` to ``sum``, a number that anybody can compute, and a token that nobody can
+guess to ``log``: so a state can be compared with the steps that are said to have made it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,14 @@ def body(ctx):
     """The frame of every body: start and end in the ledger, and nobody else in here with the same task."""
     execution = {"execution": ctx.execution_id}
     with alone(ctx.idempotency_key) as is_alone:
-        note("start", pid=os.getpid(), wall=time.time(), node=ctx.node, invocation=ctx.invocation_id, **execution)
+        note(
+            "start",
+            pid=os.getpid(),
+            wall=time.time(),
+            node=ctx.node,
+            invocation=ctx.invocation_id,
+            **execution,
+        )
         if not is_alone:
             note("overlap", **execution)
         result = {}
@@ -193,7 +200,7 @@ def family(state, ctx):
 
 
 def in_line(*names):
-    """Run these one after the other; what ends with ``?`` if the input says so, else the first in its place."""
+    """Run these one after the other; one that ends with ``?`` if the input says so, else the first again."""
 
     def policy(context):
         if context.step == len(names):
@@ -270,7 +277,11 @@ agents = [
     ),
     _agent(
         "flaky",
-        [Node(flaky, name="try", concurrency=2, interrupted=RERUN, retry=Retry(max_attempts=3, backoff=0.02))],
+        [
+            Node(
+                flaky, name="try", concurrency=2, interrupted=RERUN, retry=Retry(max_attempts=3, backoff=0.02)
+            )
+        ],
         forgiving,
         on_failure="policy",
     ),

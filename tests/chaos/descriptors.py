@@ -62,8 +62,8 @@ class Descriptors:
 
     def _grown(self, counts: _Counts) -> list[str]:
         return [
-            f"{role} {name} ({pid}) had {self._before[role, name][0]} descriptors beside its edges', and has {count}:"
-            f" {what_is_open(pid)}"
+            f"{role} {name} ({pid}) had {self._before[role, name][0]} descriptors beside its edges', "
+            f"and has {count}: {what_is_open(pid)}"
             for (role, name), (count, pid) in counts.items()
             if count > self._before.get((role, name), (count, 0))[0] + _SLACK
         ]

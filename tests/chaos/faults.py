@@ -1,4 +1,4 @@
-"""Carries the plan out: picks victims, kills, stops, squeezes, gives back, and starts a guard that was killed."""
+"""Carries the plan out: picks victims, kills, stops, squeezes, gives back, starts a guard that was killed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Faults:
         """The load begins: the plan's time runs from now on."""
         self._began = time.monotonic()
         for fault in self._plan:
-            self._at(self._began + fault.at_s, lambda fault=fault: self._inflict(fault, self._began + fault.at_s))
+            self._at(
+                self._began + fault.at_s, lambda fault=fault: self._inflict(fault, self._began + fault.at_s)
+            )
 
     def run(self, until_s: float) -> None:
         """Work until the plan is carried out and given back, and ``until_s`` seconds are over."""

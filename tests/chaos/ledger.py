@@ -1,7 +1,8 @@
 """The outside ledger: append-only files of JSON lines, synced line by line.
 
-``ledger`` is written by the bodies of the tasks, ``told-*`` by the clients (what the product has told them), ``faults``
-by whoever makes the faults. Each line has ``what`` and ``mono``, monotonic seconds, which all processes share.
+``ledger`` is written by the bodies of the tasks, ``told-*`` by the clients (what the product has told them),
+``faults`` by whoever makes the faults. Each line has ``what`` and ``mono``, monotonic seconds, which all
+processes share.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ class Ledger:
     def note(self, what: str, **fields: Any) -> Line:
         """Append one line; durable on return."""
         line = {"what": what, "mono": time.monotonic(), **fields}
-        os.write(self._fd, json.dumps(line).encode() + b"\n")
+        os.write(self._fd, json.dumps(line, default=repr).encode() + b"\n")
         os.fsync(self._fd)
         return line
 
     def close(self) -> None:
         """Close it."""
         os.close(self._fd)
+
+
+def plain(value: Any) -> Any:
+    """What `read` gives for a value that was written."""
+    return json.loads(json.dumps(value, default=repr))
 
 
 def read(path: Path) -> list[Line]:

@@ -2,8 +2,8 @@
 
     python -m tests.chaos.load blocking|async SEED LANES [OTHER_APP]
 
-A program of its own, started by `tests.chaos.run` with ``$CHAOS_HOME`` and ``$HAYATA_SOCKET``; it works until SIGTERM,
-brings to an end what it has begun and exits with 0.
+A program of its own, started by `tests.chaos.run` with ``$CHAOS_HOME`` and ``$HAYATA_SOCKET``; it works until
+SIGTERM, brings what it has begun to an end, or leaves it, and exits with 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ TERMINAL_EVENTS = {
     "invocation_failed": "failed",
     "invocation_cancelled": "cancelled",
 }
-_THINK_S = 0.25
+_THINK_S = 0.1
+_LAST_S = 3.0
 _RESULT_S = 20.0
 _UNAVAILABLE_S = 60.0
 _WAYS = {"await": 10, "follow": 6, "cancel": 2, "leave": 3, "twice": 1}
@@ -81,8 +82,13 @@ class Load:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
         self._agents = await self._ask(self._face.agents)
         async with asyncio.TaskGroup() as group:
-            for lane in range(lanes):
-                group.create_task(self._lane(random.Random(f"{self._seed}:{lane}")))
+            dice = [random.Random(f"{self._seed}:{lane}") for lane in range(lanes)]
+            tasks = [group.create_task(self._lane(each)) for each in dice]
+            await self._stopping.wait()
+            # What waits for longer, waits for an end that will come when somebody has decided.
+            _, late = await asyncio.wait(tasks, timeout=_LAST_S)
+            for task in late:
+                task.cancel()
         await self._face.close()
 
     async def _lane(self, dice: random.Random) -> None:
@@ -115,7 +121,7 @@ class Load:
         try:
             record = await self._ask(self._face.run, job.agent, job.input, **options)
         except HayataError as error:
-            if error.code not in _REFUSALS or "session" not in options:
+            if self._ours and (error.code not in _REFUSALS or "session" not in options):
                 raise
             self._ledger.note("refused", id=id, code=error.code)
             return

@@ -1,8 +1,7 @@
 """What goes wrong, and when: a plan made from a seed, before anything runs.
 
-The plan of a role depends on the seed, the duration and the role alone, so that leaving roles out leaves the others'
-faults where they were. It names a victim by a number from 0 to 1, its place among those that live when its time has
-come; the same plan on another day meets other processes, in the same order.
+The same arguments make the same plan. It names a victim by a number from 0 to 1, its place among those that live
+when its time has come: on another day the same plan meets other processes.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ Kind = Literal["kill", "stop", "squeeze"]
 
 _USUAL_RATE = {"edge": 2.8, "node": 1.2, "agent": 0.3, "forkserver": 0.1, "supervisor": 0.2, "guard": 0.05}
 _MOST_RATE = {"edge": 6.0, "node": 6.0, "agent": 3.0, "forkserver": 0.3, "supervisor": 0.5, "guard": 0.25}
-"""Faults a second. A forkserver that dies again and again is started later each time; supervisor and guard need half a
-second and a second to serve again."""
+"""Faults a second. A forkserver that dies again and again is started later each time; after the death of a
+supervisor or a guard it takes half a second or a second until the next one serves."""
 
 _SQUEEZED = frozenset({"supervisor", "node"})
 _SHARES: dict[Kind, float] = {"kill": 0.86, "stop": 0.1, "squeeze": 0.04}
@@ -30,10 +29,10 @@ class Fault(NamedTuple):
 
     Attributes:
         at_s: When, in seconds from the start of the load.
-        kind: ``kill``: SIGKILL. ``stop``: SIGSTOP, and SIGCONT later. ``squeeze``: no more descriptors than it has.
+        kind: ``kill``: SIGKILL. ``stop``: SIGSTOP, and SIGCONT later. ``squeeze``: few more descriptors.
         role: Of the victim.
         pick: Which of the living processes of that role, from 0 to 1.
-        for_s: How long it is stopped or squeezed; how long a killed guard is missed before the next one is started.
+        for_s: How long it is stopped or squeezed; how long after a guard's death the next one is started.
         spare: Descriptors that a squeezed process may still open.
     """
 
@@ -45,7 +44,11 @@ class Fault(NamedTuple):
     spare: int
 
     def __str__(self) -> str:
-        more = {"kill": "", "stop": f" for {self.for_s:.2f} s", "squeeze": f" to {self.spare} for {self.for_s:.2f} s"}
+        more = {
+            "kill": "",
+            "stop": f" for {self.for_s:.2f} s",
+            "squeeze": f" to {self.spare} for {self.for_s:.2f} s",
+        }
         after = f", the next after {self.for_s:.2f} s" if (self.kind, self.role) == ("kill", "guard") else ""
         return f"{self.at_s:9.3f} {self.kind:7} {self.role:10} {self.pick:.4f}{more[self.kind]}{after}"
 

@@ -1,4 +1,4 @@
-"""The processes of one runtime, read from ``/proc``: also when nobody answers, and also those that should be dead."""
+"""The processes of one runtime, read from ``/proc``: also when nobody answers, also those that must be dead."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Family:
 
     def read(self, guard: int) -> Snapshot:
         """Take a snapshot. ``guard``: pid of the guard that was started last."""
-        found = [process for name in os.listdir("/proc") if name.isdigit() and (process := stat(name)) is not None]
+        found = [
+            process for name in os.listdir("/proc") if name.isdigit() and (process := stat(name)) is not None
+        ]
         seen = {(process.pid, process.started) for process in found}
         self._ours = {key: ours for key, ours in self._ours.items() if key in seen}
         members = {process.pid: process for process in found if self._is_ours(process, guard)}
@@ -77,7 +79,7 @@ class Family:
             return True
         key = (process.pid, process.started)
         if not self._ours.get(key) and not process.is_zombie:
-            # Asked again where the answer was no: between fork and exec a process has its parent's environment.
+            # Asked again where it was no: between fork and exec a process has its parent's environment.
             self._ours[key] = self._bears_cookie(process.pid)
         return self._ours.get(key, False)
 
@@ -159,7 +161,9 @@ class Snapshot:
                     yield process, f"zombie of {parent.name}"
             elif process.pid not in reached:
                 yield process, "left behind by a dead incarnation"
-            elif parent is not None and parent.name == SUPERVISOR and not _may_be_child_of_supervisor(process):
+            elif (
+                parent is not None and parent.name == SUPERVISOR and not _may_be_child_of_supervisor(process)
+            ):
                 yield process, "orphan at the supervisor"
             elif parent is not None and _is_node(parent, self.members) and not process.is_worker:
                 yield process, f"orphan at node {parent.name}"

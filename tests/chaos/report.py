@@ -15,13 +15,13 @@ _MOST_CHARACTERS = 1500
 
 def report(verdict: Verdict) -> Iterator[str]:
     """The lines; the last one is ``violations: N``."""
-    yield f"{'role':12}{'kills':>8}{'stops':>8}{'squeezes':>10}{'skipped':>9}{'processes':>11}"
+    yield f"{'role':12}{'kills':>8}{'stops':>8}{'squeezes':>10}{'skipped':>9}{'restarts':>10}"
     for role in ROLES:
         kills, stops, squeezes, skipped = (
             verdict.faults.counts[kind, role] for kind in ("kill", "stop", "squeeze", "skipped")
         )
-        seen = verdict.watch.incarnations[role]
-        yield f"{role:12}{kills:8}{stops:8}{squeezes:10}{skipped:9}{seen:11}"
+        restarts = verdict.watch.restarts[role]
+        yield f"{role:12}{kills:8}{stops:8}{squeezes:10}{skipped:9}{restarts:10}"
     yield ""
     for what, count in _counts(verdict):
         yield f"{what:40}{count:>10}"
@@ -40,7 +40,11 @@ def _counts(verdict: Verdict) -> Iterator[tuple[str, int | str]]:
     statuses = Counter(told.record.status for told in story.told.values())
     for status, count in sorted(statuses.items()):
         yield f"  {status}", count
-    codes = Counter(told.record.error.code for told in story.told.values() if told.record.error and told.record.status == "failed")
+    codes = Counter(
+        told.record.error.code
+        for told in story.told.values()
+        if told.record.error and told.record.status == "failed"
+    )
     for code, count in sorted(codes.items()):
         yield f"    {code}", count
     yield "invocations refused (busy session)", len(story.heard_of("refused"))
@@ -61,7 +65,7 @@ def _counts(verdict: Verdict) -> Iterator[tuple[str, int | str]]:
     for each, count in sorted(how.items()):
         yield f"  {each}", count
     yield "longest that a dead process was left", f"{verdict.watch.longest_s:.2f} s"
-    for what, seconds in verdict.figures.items():
+    for what, seconds in verdict.seconds.items():
         yield what, f"{seconds:.1f} s"
 
 

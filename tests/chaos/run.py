@@ -6,8 +6,8 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple, TypeVar
 
 from hayata import Client
 from hayata.loading import load_app
@@ -16,16 +16,19 @@ from hayata_supervisor.store.lmdb_store import open_store
 from tests.chaos.checks import Violation, check
 from tests.chaos.descriptors import Descriptors
 from tests.chaos.faults import Faults
-from tests.chaos.ledger import Ledger, read
+from tests.chaos.ledger import Ledger, Line, read
 from tests.chaos.plan import Fault, make_plan
 from tests.chaos.runtime import APP, Runtime
 from tests.chaos.settle import settle
 from tests.chaos.story import Story, ask_all, heard_lines, known_ids
 from tests.chaos.watch import Watch
 
+T = TypeVar("T")
+
 _CLIENTS = ("blocking", "async")
 _CLIENT_END_S = 90.0
 _GONE_S = 5.0
+_LOOK_S = 0.1
 
 
 class Wanted(NamedTuple):
@@ -37,7 +40,6 @@ class Wanted(NamedTuple):
         roles: Whose processes are hurt.
         app: Reference of the app.
         lanes: Invocations at once, of each client.
-        keep: Keep the directory.
     """
 
     seconds: float
@@ -45,7 +47,6 @@ class Wanted(NamedTuple):
     roles: Collection[str]
     app: str = APP
     lanes: int = 12
-    keep: bool = False
 
     @property
     def plan(self) -> list[Fault]:
@@ -54,33 +55,35 @@ class Wanted(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How it went. ``figures`` are what was measured beside."""
+    """How it went.
+
+    Attributes:
+        story: All that is known.
+        violations: What was not as promised.
+        faults: What was done.
+        watch: Who was seen.
+        seconds: What took how long.
+    """
 
     story: Story
     violations: list[Violation]
     faults: Faults
     watch: Watch
-    figures: dict[str, float]
+    seconds: dict[str, float]
 
 
-def run(wanted: Wanted) -> Verdict:
-    """Do it. Nothing is left behind, however this ends."""
-    runtime = Runtime(wanted.app)
-    try:
-        return _Run(runtime, wanted).run()
-    finally:
-        runtime.destroy(keep=wanted.keep)
+class Run:
+    """See the module. The caller destroys the runtime, however this ends."""
 
-
-class _Run:
     def __init__(self, runtime: Runtime, wanted: Wanted) -> None:
         self._runtime = runtime
         self._wanted = wanted
         self._ours = wanted.app == APP
         self._found: list[Violation] = []
-        self._figures: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
 
     def run(self) -> Verdict:
+        """Do it."""
         runtime, wanted = self._runtime, self._wanted
         os.environ["CHAOS_HOME"] = str(runtime.home)  # the app is imported here, too, for its bounds
         bounds = bounds_of(wanted.app)
@@ -96,23 +99,27 @@ class _Run:
         faults.run(wanted.seconds)
         self._timed("until the clients ended", lambda: self._end_clients(clients, faults))
         runtime.wait_serving()
-        heard = heard_lines(runtime.home)
-        self._timed("until everything ended", lambda: self._settle(heard, ledger, faults))
+        asked, acknowledged = known_ids(heard_lines(runtime.home))
+        self._timed("until everything had ended", lambda: self._settle(ledger, faults))
         self._note(9, descriptors.after())
         self._note(9, watch.overdue)
         self._note(10, faults.surprises)
-        asked, acknowledged = known_ids(heard)
-        told = self._timed("to ask for all", lambda: asyncio.run(ask_all(runtime.socket, asked | acknowledged)))
+        ids = asked | acknowledged
+        told = self._timed("to ask for all of it", lambda: asyncio.run(ask_all(runtime.socket, ids)))
         self._stop(acknowledged)
-        story = Story(
-            read(runtime.home / "ledger"), heard_lines(runtime.home), read(runtime.home / "faults"), told, bounds, self._ours
+        ledger.close()
+        bodies, heard, done = (
+            read(runtime.home / "ledger"),
+            heard_lines(runtime.home),
+            read(runtime.home / "faults"),
         )
-        return Verdict(story, self._found + check(story), faults, watch, self._figures)
+        story = Story(bodies, heard, done, told, bounds, self._ours)
+        return Verdict(story, self._found + check(story), faults, watch, self._seconds)
 
-    def _timed(self, what, act):
+    def _timed(self, what: str, act: Callable[[], T]) -> T:
         began = time.monotonic()
         result = act()
-        self._figures[what] = time.monotonic() - began
+        self._seconds[what] = time.monotonic() - began
         return result
 
     def _note(self, number: int, found: Iterable[str]) -> None:
@@ -131,7 +138,7 @@ class _Run:
         due = time.monotonic() + _CLIENT_END_S
         while any(client.poll() is None for client in clients) and time.monotonic() < due:
             faults.look()
-            time.sleep(0.1)
+            time.sleep(_LOOK_S)
         for kind, client in zip(_CLIENTS, clients, strict=True):
             if client.poll() is None:
                 self._note(10, [f"the {kind} client does not end"])
@@ -142,8 +149,9 @@ class _Run:
 
     # The end
 
-    def _settle(self, heard: list[dict], ledger: Ledger, faults: Faults) -> None:
-        bases = {line["id"]: line["input"].get("base") for line in heard if line["what"] == "asked"}
+    def _settle(self, ledger: Ledger, faults: Faults) -> None:
+        asked: list[Line] = [line for line in heard_lines(self._runtime.home) if line["what"] == "asked"]
+        bases = {line["id"]: line["input"].get("base") for line in asked}
         with Client(self._runtime.socket) as client:
             self._note(10, settle(client, ledger, bases, self._wanted.seed))
         faults.look()
@@ -155,12 +163,14 @@ class _Run:
             self._note(9, [f"the daemon ended with {code}:\n{self._runtime.tail()}"])
         due = time.monotonic() + _GONE_S
         while (left := self._runtime.left()) and time.monotonic() < due:
-            time.sleep(0.05)
+            time.sleep(_LOOK_S)
         self._note(9, [f"left behind: {pid} {command}" for pid, command in left.items()])
         store = open_store(self._runtime.data_dir)
         try:
-            self._note(11, [f"invocation {name} is not in the store" for name in acknowledged if not store.find(name)])
-            self._note(11, [f"invocation {each.header.name} is open in the store" for each in store.load_open()])
+            missing = [name for name in acknowledged if store.find(name) is None]
+            self._note(11, [f"invocation {name} is not in the store" for name in missing])
+            still = [each.header.name for each in store.load_open()]
+            self._note(11, [f"invocation {name} is open in the store" for name in still])
         finally:
             store.close()
 

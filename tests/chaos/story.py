@@ -1,4 +1,4 @@
-"""All that is known when the load is over: what bodies and clients have written down, and what the product says."""
+"""All that is known in the end: what bodies and clients have written down, and what the product says."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Story:
 
 
 def describe(event: Event) -> dict[str, Any]:
-    """What of an event is written down: its number (and the first one that a gap stands for), type, and whose it is."""
+    """What of an event is written down: its number (and the first that a gap stands for), type, and whose."""
     if event.type == "gap":
         return {"n": event.sequence, "first": event.data["from"], "type": "gap", "about": None}
     about = event.data.get("execution_id")

@@ -15,12 +15,11 @@ _Key = tuple[int, int]
 
 
 class Watch:
-    """Ages those that are misplaced, and counts incarnations.
+    """Ages those that are misplaced, and counts restarts.
 
     Attributes:
         overdue: What was misplaced for longer than `GONE_S`.
         longest_s: The longest that anything was.
-        incarnations: Role → how many processes have been seen.
     """
 
     def __init__(self, agents: Collection[str]) -> None:
@@ -28,13 +27,15 @@ class Watch:
         self._ages: dict[_Key, float] = {}
         self._seen: dict[str, set[_Key]] = {role: set() for role in ROLES}
         self._told: set[_Key] = set()
+        self._at_first: dict[str, int] | None = None
         self.overdue: list[str] = []
         self.longest_s = 0.0
 
     @property
-    def incarnations(self) -> dict[str, int]:
-        """See the class."""
-        return {role: len(seen) for role, seen in self._seen.items()}
+    def restarts(self) -> dict[str, int]:
+        """Role → how many processes were started since the first look."""
+        first = self._at_first or {}
+        return {role: len(seen) - first.get(role, 0) for role, seen in self._seen.items()}
 
     def look(self, snapshot: Snapshot, passed_s: float, *, held: bool) -> None:
         """Take a look.
@@ -46,6 +47,8 @@ class Watch:
         """
         for role, seen in self._seen.items():
             seen.update(map(_key, snapshot.of_role(role, self._agents)))
+        if self._at_first is None:
+            self._at_first = {role: len(seen) for role, seen in self._seen.items()}
         counted_s = 0.0 if held else min(passed_s, _MOST_COUNTED_S)
         serves = any(child.name == SUPERVISOR for child in snapshot.children(snapshot.guard))
         ages: dict[_Key, float] = {}

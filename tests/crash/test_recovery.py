@@ -445,7 +445,7 @@ class Customer:
         with self._client:
             while not self._stop.is_set():
                 name = f"{self._name}-{len(self.acknowledged)}"
-                invocation = self._client.run("short", {"left_seconds": 0.004}, invocation_id=name)
+                invocation = self._client.run("short", {"left_seconds": 0.01}, invocation_id=name)
                 self.acknowledged.append(name)
                 self._see_through(invocation)
 
@@ -474,8 +474,8 @@ def test_supervisor_killed_at_random_moments_repeats_nothing_d1(site: Site, thre
         for _ in range(15):
             victim = daemon.supervisor()
             tree = daemon.tree()
-            grown = site.ledger.count() + dice.randrange(1, 80)
-            eventually(lambda grown=grown: site.ledger.count() >= grown or failed(working), "work goes on")
+            grown = site.ledger.size() + dice.randrange(1, 20_000)
+            eventually(lambda grown=grown: site.ledger.size() >= grown or failed(working), "work goes on")
             time.sleep(dice.random() * 0.01)  # not to wait for anything: the moment is to be any
             victim.kill()
             check_gone([seen for seen in tree if seen.role != "guard"], time.monotonic())
@@ -492,7 +492,7 @@ def test_supervisor_killed_at_random_moments_repeats_nothing_d1(site: Site, thre
     again = [task for each in tasks.values() for task in each if task.attempt > 1]
     retried = {name for customer in customers for name in customer.retried}
     print(f"{len(acknowledged)} invocations, {len(retried)} tasks uncertain, {len(again)} attempts repeated")
-    assert len(acknowledged) > 50
+    assert len(acknowledged) > 15
     assert retried  # or the kills have hit nothing
 
 

@@ -1,53 +1,39 @@
-"""Partial results and events: in order, exact for every ``after``, refused from what has ended, bounded in memory."""
+"""Partial results and events: in order, exact for every ``after``, refused from what has ended, bounded."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from hayata import InvocationCancelled
 from hayata.client import Invocation
-from hayata.client.records import Event, Process
-from tests.support.crash_site import Daemon, Site
+from hayata.client.records import Event
+from tests.support.crash_site import Daemon
 from tests.support.eventually import eventually
 from tests.support.ledger import check_events
 from tests.support.raw_client import RawClient
+from tests.support.shared_daemon import WAIT_S, app, descriptors, serving, supervisor, undisturbed
 
-APP = str(Path(__file__).parents[1] / "support" / "apps" / "streaming.py") + ":agents"
-WAIT_S = 20.0
+APP = app("streaming")
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
-    site = Site()
-    try:
-        daemon = site.daemon(APP).start()
+    with serving(APP) as daemon:
         yield daemon
-        stats = daemon.client.stats()
-        assert (stats["open_invocations"], stats["running_invocations"]) == (0, 0)
-    finally:
-        site.close()
 
 
 @pytest.fixture
 def daemon(shared: Daemon) -> Iterator[Daemon]:
     """The shared daemon, that must be the same afterwards, and serve."""
-    before = supervisor(shared).pid
-    yield shared
-    assert supervisor(shared).pid == before
-    assert shared.client.call("echo", 1, timeout=WAIT_S) == {"echo": 1}
-
-
-def supervisor(daemon: Daemon) -> Process:
-    return daemon.client.tree().children[0]
+    with undisturbed(shared, "echo"):
+        yield shared
 
 
 def partials(events: list[Event]) -> list[Event]:
@@ -68,7 +54,7 @@ def paused(daemon: Daemon, agent: str, chunks: int, pause_at: int, gate: str, **
     return invocation
 
 
-# ---- order -------------------------------------------------------------------------------------------------------------
+# ---- order -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("agent", ["pour", "pour_async"])
@@ -128,7 +114,7 @@ def test_chunk_of_a_cancelled_task_is_refused_by_the_supervisor(daemon: Daemon):
         invocation.result(timeout=WAIT_S)
 
 
-# ---- events(after=) ----------------------------------------------------------------------------------------------------
+# ---- events(after=) ----------------------------------------------------------------------------------------
 
 
 def test_events_after_each_number_are_exactly_the_rest(daemon: Daemon):
@@ -166,7 +152,9 @@ def test_reader_in_the_middle_sees_what_was_and_what_comes(daemon: Daemon):
     assert numbers(so_far) == list(range(10))
     last = so_far[-1].sequence
     with ThreadPoolExecutor(4) as pool:
-        readers = [pool.submit(lambda after=after: list(invocation.events(after=after))) for after in (0, 5, last)]
+        readers = [
+            pool.submit(lambda after=after: list(invocation.events(after=after))) for after in (0, 5, last)
+        ]
         rest = invocation.events(after=last - 1)
         assert next(rest) == so_far[-1]
         daemon.site.open_gate("middle")
@@ -179,7 +167,7 @@ def test_reader_in_the_middle_sees_what_was_and_what_comes(daemon: Daemon):
 
 def test_reader_that_hangs_up_in_the_middle_changes_nothing(daemon: Daemon):
     invocation = paused(daemon, "pour_async", 20, 10, "hang-up")
-    before = len(os.listdir(f"/proc/{supervisor(daemon).pid}/fd"))
+    before = descriptors(daemon)
     for _ in range(20):
         events = invocation.events()
         assert next(events).type == "invocation_started"
@@ -187,11 +175,10 @@ def test_reader_that_hangs_up_in_the_middle_changes_nothing(daemon: Daemon):
     daemon.site.open_gate("hang-up")
     assert invocation.result(timeout=WAIT_S) == {"poured": 20}
     assert numbers(list(invocation.events())) == list(range(20))
-    pid = supervisor(daemon).pid
-    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 1, "their descriptors are closed")
+    eventually(lambda: descriptors(daemon) <= before + 1, "their descriptors are closed")
 
 
-# ---- clients that do not read ------------------------------------------------------------------------------------------
+# ---- clients that do not read ------------------------------------------------------------------------------
 
 
 def test_clients_that_never_read_their_events_cost_bounded_memory_and_hold_nobody_up(daemon: Daemon):
@@ -226,11 +213,10 @@ def test_clients_that_never_read_their_events_cost_bounded_memory_and_hold_nobod
 
 
 def test_client_that_asks_and_does_not_read_the_answers_is_not_read_either(daemon: Daemon):
-    """What is answered waits for its reader in bounded memory; the daemon takes no more questions meanwhile."""
+    """What is answered waits for its reader in bounded memory; no more questions are taken meanwhile."""
     question = msgspec.msgpack.encode({"type": "ask", "number": 1, "request": {"type": "get_tree"}})
     question = len(question).to_bytes(4, "big") + question
-    pid = supervisor(daemon).pid
-    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    open_before = descriptors(daemon)
     before = supervisor(daemon).memory_bytes
     with RawClient(daemon.socket) as deaf, RawClient(daemon.socket) as rude:
         asked = [ask_until_nobody_listens(client, question, 8 * MIB) for client in (deaf, rude)]
@@ -238,7 +224,7 @@ def test_client_that_asks_and_does_not_read_the_answers_is_not_read_either(daemo
         rude.close()
         for _ in range(asked[0] // len(question)):
             assert deaf.receive()["answer"]["type"] == "tree"
-    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= descriptors + 1, "both are closed")
+    eventually(lambda: descriptors(daemon) <= open_before + 1, "both are closed")
 
 
 def ask_until_nobody_listens(client: RawClient, question: bytes, most_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import contextmanager
 
@@ -31,11 +32,24 @@ def swell(state, ctx):
     return result
 
 
+async def nap(state, ctx):
+    """Sleep for long; somebody cancels it."""
+    with chaos.body(ctx) as result:
+        await asyncio.sleep(30)
+        chaos.add(ctx, result)
+    return result
+
+
+def silent(state, ctx):
+    """Write nothing: the checks know nothing of this one's invocations."""
+    return {"sum": 1}
+
+
 def confused(context):
     """Raise, at the second decision."""
     if context.step:
         raise ValueError("a policy that does not know what to do")
-    return Next("quick", context.input)
+    return Next("silent", context.input)
 
 
 @contextmanager
@@ -60,7 +74,8 @@ agents = [
         **_SUM,
     ),
     Agent(id="large", nodes=[Node(swell, name="mass")], decision_policy=chaos.in_line("mass", "mass"), **_SUM),
-    Agent(id="confused", nodes=[Node(chaos.quick)], decision_policy=confused, **_SUM),
+    Agent(id="sleeper", nodes=[Node(nap)], decision_policy=chaos.in_line("nap"), **_SUM),
+    Agent(id="confused", nodes=[Node(silent)], decision_policy=confused, **_SUM),
     Agent(
         id="refused",
         nodes=[Node(never, lifespan=refuse)],

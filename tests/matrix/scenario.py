@@ -14,9 +14,9 @@ from hayata import AsyncClient
 from hayata.client.records import RESTING, TERMINAL
 from hayata.errors import HayataError, InvocationCancelled, InvocationFailed, RecoveryNeeded
 from tests.chaos.jobs import settlement
-from tests.chaos.ledger import Ledger
+from tests.chaos.ledger import Ledger, read
 from tests.chaos.story import describe
-from tests.matrix.host import ODD_APP
+from tests.matrix.host import ODD_APP, Host
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +25,7 @@ UNAVAILABLE_S = 30.0
 _RESULT_S = 30.0
 _OPEN = ("queued", "running", "waiting", "uncertain", "recovery_required")
 _LOOK_S = 0.02
+_BODY_S = 3.0
 _SETTLED_BY_ANOTHER = {"already_reconciled", "not_uncertain", "invocation_terminal"}
 _ENDS = {"invocation_completed": "completed", "invocation_failed": "failed", "invocation_cancelled": "cancelled"}
 
@@ -32,8 +33,9 @@ _ENDS = {"invocation_completed": "completed", "invocation_failed": "failed", "in
 class Clients:
     """Asks, and writes down what it was told, as `tests.chaos.checks` wants to read it."""
 
-    def __init__(self, socket: str, ledger: Ledger, seed: str) -> None:
-        self._client = AsyncClient(socket)
+    def __init__(self, host: Host, ledger: Ledger, seed: str) -> None:
+        self._client = AsyncClient(host.socket)
+        self._ledger_of_bodies = host.home / "ledger"
         self._ledger = ledger
         self._dice = random.Random(seed)
         self._inputs: dict[str, dict[str, Any]] = {}
@@ -48,8 +50,8 @@ class Clients:
             ("flaky", {"fails": 2}, {}),
             ("talk", {}, {"session": "t", "on_busy": "queue"}),
             ("talk", {}, {"session": "t", "on_busy": "queue"}),
-            ("pour", {"chunks": 400}, {"stream": True}),
-            ("drip", {"chunks": 400}, {"stream": True}),
+            ("pour", {"chunks": 100}, {"stream": True}),
+            ("drip", {"chunks": 100}, {"stream": True}),
         ):
             await self._run(agent, input, **options)
 
@@ -70,9 +72,9 @@ class Clients:
                 self._awaited("manual"),
                 self._awaited("refused"),
                 self._conversation(),
-                self._cancelled("line", {"slow": True}),
-                self._cancelled("again", {"slow": True}),
-                self._cancelled("fan"),
+                self._cancelled("line", {"slow": True}, "slow"),
+                self._cancelled("sleeper", {}, "nap"),
+                self._cancelled("fan", {}, "wait"),
                 self._twice(),
                 self._confused(),
                 self._odd(),
@@ -154,11 +156,18 @@ class Clients:
         for id in ids:
             await self._to_its_end(id)
 
-    async def _cancelled(self, agent: str, input: dict[str, Any] | None = None) -> None:
+    async def _cancelled(self, agent: str, input: dict[str, Any], node: str) -> None:
+        """Cancel it in the midst of a body; or at last, when there is none."""
         id = await self._run(agent, input)
-        await asyncio.sleep(0.1)
+        due = time.monotonic() + _BODY_S
+        while not self._has_begun(id, node) and time.monotonic() < due:
+            await asyncio.sleep(_LOOK_S)
         status = await patiently(self._client.cancel, id)
         self._ledger.note("cancel", id=id, status=status)
+
+    def _has_begun(self, id: str, node: str) -> bool:
+        lines = read(self._ledger_of_bodies)
+        return any(line.get("invocation") == id and line.get("node") == node for line in lines)
 
     async def _twice(self) -> None:
         key = uuid4().hex

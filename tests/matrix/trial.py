@@ -85,6 +85,15 @@ def run(trial: Trial, template: Path | None, *, keep: bool = False) -> Outcome:
     return Outcome(trial, struck, violations, time.monotonic() - began, log)
 
 
+def undisturbed(host: Host) -> list[str]:
+    """Run the scenario in a daemon whose failpoints hurt nobody."""
+    os.environ["CHAOS_HOME"] = str(host.home)
+    try:
+        return [*asyncio.run(_Run(host, "undisturbed").run()), *_end(host)]
+    finally:
+        host.close_control()
+
+
 def make_template() -> Host:
     """Have a daemon killed amid all kinds of work. The caller destroys what is left."""
     host = Host()
@@ -101,7 +110,7 @@ def make_template() -> Host:
 
 async def _make_unfinished(host: Host) -> None:
     ledger = Ledger(host.home / "told-template")
-    clients = Clients(host.socket, ledger, "template")
+    clients = Clients(host, ledger, "template")
     await clients.unfinished()
     while sum(line["what"] == "start" for line in read(host.home / "ledger")) < _BEGUN:
         await asyncio.sleep(_KEEP_S)
@@ -113,7 +122,7 @@ class _Run:
     def __init__(self, host: Host, seed: str) -> None:
         self._host = host
         self._ledger = Ledger(host.home / "told-matrix")
-        self._clients = Clients(host.socket, self._ledger, seed)
+        self._clients = Clients(host, self._ledger, seed)
         self._bounds = bounds_of(APP)
         self._watch = Watch({agent for agent, _ in self._bounds})
         self._violations: list[str] = []

@@ -77,7 +77,7 @@ class Histories(RuleBasedStateMachine):
             (id, task)
             for id, invocation in self.shell.coordinator.invocations.items()
             for task in invocation.tasks
-            if task.status == "uncertain"
+            if self.shell.coordinator.uncertain_task(id, task.step, task.attempt)
         ]
         if not uncertain:
             return

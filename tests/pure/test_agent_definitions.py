@@ -411,14 +411,13 @@ async def async_generator(state):
         None,
         3,
     ],
-    ids=repr,
 )
 def test_what_is_no_node_function_is_refused(fn):
     assert "fn" in problems(lambda: Node(fn, name="n"))
 
 
 @pytest.mark.parametrize(
-    "bad", [lambda: None, lambda a, b: None, fetch, generator, Finish, 3, "json:nothing", "nothing"], ids=repr
+    "bad", [lambda: None, lambda a, b: None, fetch, generator, Finish, 3, "json:nothing", "nothing"]
 )
 def test_what_is_no_policy_is_refused(bad):
     assert "decision_policy" in problems(lambda: Agent("a", [greet], bad))

@@ -46,12 +46,9 @@ class Ledger:
             if what in (None, line["what"]) and all(line.get(name) == value for name, value in wanted.items())
         ]
 
-    def count(self) -> int:
-        """How many lines there are."""
-        try:
-            return self.path.read_bytes().count(b"\n")
-        except FileNotFoundError:
-            return 0
+    def size(self) -> int:
+        """How many bytes there are; a line has about 250."""
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def wait(self, what: str, **wanted: object) -> dict:
         """Wait for a line, and return it."""

@@ -39,7 +39,7 @@ class RawClient:
             raise
 
     def write(self, data: bytes) -> None:
-        """Send bytes as they are. A peer that has closed already is no error: what it said can still be read."""
+        """Send bytes as they are. A peer that has closed is no error: what it said can still be read."""
         try:
             self.sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):

@@ -130,9 +130,11 @@ class Recovering(Transitions):
             if task not in found.probes:
                 self.executions.free_cell(task.cell)
         settled = {fact.step for fact in facts if isinstance(fact, f.Reconciled)}
-        unsure = any(isinstance(fact, f.Uncertain) for fact in found.facts) or any(
-            task.status == "uncertain" and task.step not in settled for task in invocation.tasks
-        )
+        unsure = any(isinstance(fact, f.Uncertain) for fact in found.facts)
+        if invocation.status == "uncertain":  # else it is what another branch's failure has left behind
+            unsure = unsure or any(
+                task.status == "uncertain" and task.step not in settled for task in invocation.tasks
+            )
         facts = [*facts, *found.facts, *([] if unsure else [f.Recovered(paused_s)])]
         if facts:
             self._persist(invocation, facts, now)

@@ -7,10 +7,20 @@ from collections.abc import Iterable
 import msgspec
 
 from hayata.ids import execution_id
-from hayata.messages import NIL, EventInfo, InvocationInfo, Reconciliation, TaskInfo, Value
+from hayata.messages import (
+    NIL,
+    EventInfo,
+    InvocationInfo,
+    JournalPage,
+    Reconciliation,
+    RecordInfo,
+    TaskInfo,
+    Value,
+)
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.invocation import Invocation, events_of, how, info, replay
 
+_encode = msgspec.msgpack.Encoder().encode
 _decode_snapshot = msgspec.msgpack.Decoder(Invocation).decode
 
 
@@ -75,6 +85,41 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
                 case _:
                     pass
     return [found[key] for key in sorted(found)]
+
+
+def journal_page(
+    invocation: bytes, records: Iterable[tuple[int, bytes]], first: int, page_bytes: int
+) -> JournalPage:
+    """Records of a journal with their facts by name and their events.
+
+    Args:
+        invocation: Internal id.
+        records: The whole journal, from its first record.
+        first: Number of the first record that is wanted.
+        page_bytes: About how much; one record is given at least.
+    """
+    page: list[RecordInfo] = []
+    size = 0
+    input: Value | None = None
+    for number, encoded in records:
+        size += len(encoded) if number >= first else 0
+        if page and size > page_bytes:
+            return JournalPage(page, more=True)
+        if number < first and input is not None:
+            continue
+        record = f.decode_record(encoded)
+        for fact in record.facts:
+            if isinstance(fact, f.Accepted):
+                input = fact.input
+        if number >= first:
+            events = events_of(invocation, record, input)
+            facts = [_named(fact) for fact in record.facts]
+            page.append(RecordInfo(number, record.at, record.sequence, record.reserved, facts, events))
+    return JournalPage(page)
+
+
+def _named(fact: f.Fact) -> msgspec.Raw:
+    return msgspec.Raw(_encode({"fact": fact.__struct_config__.tag, **msgspec.structs.asdict(fact)}))
 
 
 def events(

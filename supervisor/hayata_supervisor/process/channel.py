@@ -157,6 +157,10 @@ class Channel:
             data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
             return False
+        except ConnectionResetError:
+            # The peer has ended before it had read all that we had sent. What it said itself has been read by now.
+            self.close(None)
+            return False
         except OSError as error:
             self.close(error)
             return False

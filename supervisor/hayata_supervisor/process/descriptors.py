@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+from array import array
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -84,7 +85,14 @@ def receive_packet(sock: socket.socket, max_fds: int) -> Packet | None:
         OSError: A packet was too large or carried more descriptors than ``max_fds``; those received are
             closed.
     """
-    body, fds, flags, _ = socket.recv_fds(sock, _PACKET_BYTES, max_fds, socket.MSG_CMSG_CLOEXEC)
+    # Not `socket.recv_fds`: up to Python 3.13 it forgets its flags, and what it receives is inherited by programs.
+    numbers = array("i")
+    room = socket.CMSG_LEN(max_fds * numbers.itemsize)
+    body, messages, flags, _ = sock.recvmsg(_PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    fds = list(numbers)
     if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
         for fd in fds:
             os.close(fd)

@@ -6,6 +6,7 @@
 | ``store.lock`` | the supervisor's: an fcntl lock for as long as the store is open |
 | ``store/`` | the LMDB environment: ``data.mdb``, ``lock.mdb`` |
 | ``store.new/`` | one in the making; when a crash leaves it, the next start makes it anew |
+| ``store.compact/`` | a compacted copy in the making; when a crash leaves it, the next one makes it anew |
 | ``ballast`` | blocks to give back when the disk is full |
 """
 
@@ -26,10 +27,22 @@ STORE: Final = "store"
 STORE_NEW: Final = "store.new"
 BALLAST: Final = "ballast"
 PROBE: Final = "store.probe"
+COMPACTED: Final = "store.compact"
 DATA: Final = "data.mdb"
 
 _OURS = frozenset(
-    {LOCK, STORE, STORE_NEW, BALLAST, PROBE, "guard.lock", "hayata.toml", "hayata.sock.lock", "starts"}
+    {
+        LOCK,
+        STORE,
+        STORE_NEW,
+        COMPACTED,
+        BALLAST,
+        PROBE,
+        "guard.lock",
+        "hayata.toml",
+        "hayata.sock.lock",
+        "starts",
+    }
 )
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

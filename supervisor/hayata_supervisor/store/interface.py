@@ -184,6 +184,10 @@ class Store(Protocol):
         """
         ...
 
+    def tidy(self) -> None:
+        """Free what processes that have read the store beside us, and died of it, have left taken."""
+        ...
+
     def load_open(self) -> Iterator[Loaded]:
         """All open invocations, oldest first."""
         ...

@@ -349,6 +349,13 @@ class LmdbStore:
         with self._reader() as reader:
             return reader.ended(after, before_s, most)
 
+    def tidy(self) -> None:
+        """Free the places of readers in other processes that have died; see the interface."""
+        self._check_process()
+        with self._reading:
+            self._check_open()
+            self._env.reader_check()
+
     @contextmanager
     def _reader(self) -> Iterator[Reader]:
         self._check_process()

@@ -137,6 +137,9 @@ class MemoryStore:
         keys = [key for key in sorted(self._ends) if after < key < end]
         return [Ended(key, self._invocations[self._ends[key]].header) for key in keys[: max(most, 0)]]
 
+    def tidy(self) -> None:
+        """Nothing to do: nobody else can read it."""
+
     def load_open(self) -> Iterator[Loaded]:
         """All open invocations, oldest first."""
         self._check_usable()

@@ -136,6 +136,40 @@ def _environment(path: Path, map_size_bytes: int, least_bytes: int) -> lmdb.Envi
                 raise
 
 
+def open_to_read(path: Path, *, shared: bool = False) -> lmdb.Environment:
+    """Open a data file that was checked, to read it.
+
+    Args:
+        path: The file.
+        shared: Another process may be writing it. Then what is read stays as it is for as long as a
+            transaction lasts, and the file grows meanwhile. Without it nothing else is touched or made.
+
+    Raises:
+        lmdb.Error: It can't be opened.
+    """
+    map_size_bytes = DEFAULT_MAP_BYTES
+    while map_size_bytes < 2 * os.stat(path).st_size:
+        map_size_bytes *= 2
+    while True:
+        try:
+            return lmdb.open(
+                str(path.parent if shared else path),
+                lib_version=0,
+                map_size=map_size_bytes,
+                subdir=shared,
+                readonly=True,
+                create=False,
+                lock=shared,
+                max_dbs=32,
+                max_readers=64,
+                max_spare_txns=0,
+            )
+        except lmdb.MemoryError:
+            map_size_bytes //= 2
+            if map_size_bytes < max(os.stat(path).st_size, _LEAST_MAP_BYTES):
+                raise
+
+
 def check_file(path: Path, *, mend: bool = False) -> int:
     """Refuse a file that LMDB would die of: one that is cut off ends in SIGBUS, at some later time.
 
@@ -164,7 +198,7 @@ def check_file(path: Path, *, mend: bool = False) -> int:
     page_bytes, last_page, _ = max(first, second, key=lambda meta: meta[2])
     needed = (last_page + 1) * page_bytes
     if size < needed:
-        if not mend or structure.examine(path).problems:
+        if not mend or not structure.lacks_only_free_pages(path):
             raise _damaged(path, f"it is cut off: {size} bytes of {needed}")
         directory.lengthen(path, needed)
     return needed

@@ -7,6 +7,7 @@ death.
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -44,6 +45,9 @@ OPEN_FORKS = 8
 
 FORK_TIMEOUT_S = 10.0
 """A forkserver that takes longer hangs; and no orphan can be told from a worker before it has answered."""
+
+MOST_KILLED_IMPORTS = 3
+"""An import that somebody kills says nothing about the app: it is tried again, until that has happened so often."""
 
 _RETRY_S = 0.005
 _NEVER = 1_000_000_000
@@ -115,6 +119,7 @@ class ForkserverLink:
         )
         self._error: ErrorInfo | None = None
         self._imported_once = False
+        self._killed_imports = 0
         self._start_timer: Timer | None = None
         self._applicants: deque[WorkerLink] = deque()
         self._open: dict[int, _Open] = {}
@@ -207,6 +212,7 @@ class ForkserverLink:
             self._incarnation.kill()
         elif self.status == "starting":  # the listener may have stopped us meanwhile
             self._imported_once = True
+            self._killed_imports = 0
             self.status = "serving"
             self.pump()
 
@@ -328,6 +334,11 @@ class ForkserverLink:
         )
         error = self._error
         if not loaded and error is None:
+            self._killed_imports += 1
+            was_killed = incarnation.exit is not None and incarnation.exit.signal == signal.SIGKILL
+            if was_killed and self._killed_imports < MOST_KILLED_IMPORTS:
+                self._ended(None)
+                return
             error = failure(
                 "agent_start_failed",
                 f"the import of {self.app.reference} ended its process: {self.last_exit}",

@@ -162,6 +162,8 @@ class NodeLink(WorkerLink):
         self._edge_failures = 0
         if self.status == "stopping" and isinstance(report, TaskInterrupted):
             return  # a stop writes nothing: the next start classifies the task
+        if self._giving_up and isinstance(report, TaskInterrupted) and not report.started:
+            report = _not_started(report.execution_id, self._why_given_up())  # not that it was told to stop
         self._listener.task_reported(self.agent, self._name, report)
 
     def _partial(self, partial: Partial) -> None:

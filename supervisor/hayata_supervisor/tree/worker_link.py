@@ -299,8 +299,13 @@ class WorkerLink:
     def _give_up(self) -> None:
         self._giving_up = False
         self.status = "failed"
+        error = self._why_given_up()
+        self.restarter.give_up()
+        self._gave_up(error)
+
+    def _why_given_up(self) -> ErrorInfo:
         cause = self._last_error or failure("node_crashed", f"{self} ended with {self.last_exit}")
-        error = failure(
+        return failure(
             "agent_crashed" if self.node is None else "node_unavailable",
             f"{self} does not stay up: {cause.message}",
             hint=cause.hint or "it is tried again later; see the daemon's log for what ended it",
@@ -309,8 +314,6 @@ class WorkerLink:
             last_exit=self.last_exit,
             cause={"code": cause.code, "message": cause.message},
         )
-        self.restarter.give_up()
-        self._gave_up(error)
 
     # Stop
 

@@ -318,6 +318,16 @@ class WorkerTree:
         if not links:
             self._ground.reactor.call_soon(done)
 
+    # Other children
+
+    def spare(self, pid: int) -> None:
+        """Let a child live that is no worker, from its birth on; whoever started it reaps it."""
+        self._ground.graveyard.register(pid)
+
+    def forget(self, pid: int) -> None:
+        """That child has been reaped."""
+        self._ground.graveyard.strike_out(pid)
+
     # Description
 
     def tree(self) -> list[ProcessInfo]:

@@ -1,6 +1,7 @@
 """Agents that do wrong on demand: which wrong thing, the invocation's input says.
 
-Like `crash`, whose ledger and gates it uses, it runs in workers of the daemon and imports nothing from the tests.
+Like `crash`, whose ledger and gates it uses, it runs in workers of the daemon and imports nothing from the
+tests.
 """
 
 import os
@@ -75,7 +76,7 @@ def hold_once(context):
     return Next("hold", context.input["gate"]) if context.step == 0 else Finish(context.state)
 
 
-# ---- what a policy can do wrong ---------------------------------------------------------------------------------------
+# ---- what a policy can do wrong ----------------------------------------------------------------------------
 
 
 def for_ever():
@@ -127,7 +128,7 @@ def wrong_value_of_policy(context):
     return Fail(value)
 
 
-# ---- what a node can do wrong -----------------------------------------------------------------------------------------
+# ---- what a node can do wrong ------------------------------------------------------------------------------
 
 
 def updates(number):

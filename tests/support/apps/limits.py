@@ -10,7 +10,7 @@ import subprocess
 import time
 from contextlib import asynccontextmanager, contextmanager
 
-from crash import HOME, note, once, wait_for_gate
+from crash import HOME, note, once
 
 from hayata import Agent, Backoff, Fail, Finish, Next, Node, Rerun, Retry, Supervision
 
@@ -21,7 +21,7 @@ def echo(state, ctx):
     return {"echo": ctx.input, "pid": os.getpid()}
 
 
-# ---- sizes ------------------------------------------------------------------------------------------------------------
+# ---- sizes -------------------------------------------------------------------------------------------------
 
 
 def large(state, ctx):
@@ -49,11 +49,11 @@ def grow(state, ctx):
     return {"grown": [bytes(ctx.input)]}
 
 
-# ---- time -------------------------------------------------------------------------------------------------------------
+# ---- time --------------------------------------------------------------------------------------------------
 
 
 def spin(state, ctx):
-    """Never give the interpreter up, and write down when it was still alive: the pid, the first moment, the last."""
+    """Never give the interpreter up, and write down the pid, the first moment, and the last one alive."""
     with open(HOME / f"spin-{ctx.invocation_id}", "w+b") as file:
         file.truncate(24)
         memory = mmap.mmap(file.fileno(), 24)
@@ -98,17 +98,19 @@ async def stubborn(state, ctx):
             await asyncio.sleep(600)
 
 
-async def neighbour(state, ctx):
-    """One node, several ways to pass the time: patient, idle beyond the deadline, busy beyond it."""
-    watched(ctx)
-    match ctx.input["how"]:
-        case "idle":
-            await asyncio.sleep(600)
-        case "busy":
-            while ctx.attempt:
-                pass
-    while not (HOME / "gates" / ctx.input["gate"]).exists():
+async def gated(name):
+    while not (HOME / "gates" / name).exists():
         await asyncio.sleep(0.005)
+
+
+async def neighbour(state, ctx):
+    """One node, several ways to pass the time: patient, idle beyond the deadline, busy from a moment on."""
+    watched(ctx)
+    if ctx.input["how"] == "idle":
+        await asyncio.sleep(600)
+    await gated(ctx.input["gate"])
+    while ctx.input["how"] == "busy" and ctx.attempt == 1:
+        pass
     return {"pid": os.getpid(), "attempt": ctx.attempt}
 
 
@@ -123,7 +125,7 @@ def overlap(state, ctx):
     return {"attempt": ctx.attempt}
 
 
-# ---- death ------------------------------------------------------------------------------------------------------------
+# ---- death -------------------------------------------------------------------------------------------------
 
 DEATHS = {
     "abort": os.abort,
@@ -144,7 +146,7 @@ async def die_async(state, ctx):
     return die(state, ctx)
 
 
-# ---- failure ----------------------------------------------------------------------------------------------------------
+# ---- failure -----------------------------------------------------------------------------------------------
 
 
 class Busy(Exception):
@@ -159,7 +161,13 @@ RAISES = {"Busy": Busy, "VeryBusy": VeryBusy, "KeyError": KeyError, "SystemExit"
 
 
 def flaky(state, ctx):
-    note("attempt", invocation=ctx.invocation_id, number=ctx.attempt, key=ctx.idempotency_key, at=time.monotonic())
+    note(
+        "attempt",
+        invocation=ctx.invocation_id,
+        number=ctx.attempt,
+        key=ctx.idempotency_key,
+        at=time.monotonic(),
+    )
     if ctx.attempt < ctx.input["until"]:
         raise RAISES[ctx.input["raise"]]("not yet")
     return {"attempt": ctx.attempt}
@@ -200,7 +208,7 @@ def handle(context):
     return Fail(told)
 
 
-# ---- lifespans --------------------------------------------------------------------------------------------------------
+# ---- lifespans ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -232,7 +240,7 @@ def closed_until_it_opens():
     yield "database"
 
 
-# ---- agents -----------------------------------------------------------------------------------------------------------
+# ---- agents ------------------------------------------------------------------------------------------------
 
 
 def agent(id, *nodes, **options):
@@ -267,8 +275,8 @@ agents = [
     agent("sleep", sleep),
     agent("sleep_async", sleep_async),
     agent("stubborn", stubborn),
-    agent("neighbour", Node(neighbour, execution_timeout=1.0)),
-    agent("neighbour_again", Node(neighbour, execution_timeout=1.0, interrupted=Rerun(max_attempts=2))),
+    agent("neighbour", Node(neighbour, execution_timeout=0.7)),
+    agent("neighbour_again", Node(neighbour, execution_timeout=2.0, interrupted=Rerun(max_attempts=2))),
     agent("overlap", Node(overlap, execution_timeout=0.2, interrupted=Rerun(max_attempts=3))),
     agent("die", Node(die, concurrency=3)),
     agent("die_async", die_async),

@@ -1,4 +1,4 @@
-"""Agents that stream: in order, a lot, and when they may not any more. See `bad_input` for its surroundings."""
+"""Agents that stream: in order, a lot, and when they may not. See `bad_input` for its surroundings."""
 
 import asyncio
 import threading

@@ -1,0 +1,395 @@
+"""The control: a story that is as promised has no violations, and each doctored one has the right one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hayata.client.records import Event, InvocationRecord, Reconciliation, Task
+from hayata.errors import error_for
+from tests.chaos.checks import check
+from tests.chaos.processes import Process, Snapshot
+from tests.chaos.story import Story, Told, describe
+from tests.chaos.watch import Watch
+
+LINE, FAN = "0" * 31 + "1", "0" * 31 + "2"
+"""Internal ids; the names are ``line`` and ``fan``."""
+
+SUM = {0: 100, 1: 107, 2: 114, 3: 121, 5: 135}
+"""What a step adds when the base is 100."""
+
+
+class Clock:
+    """Each look is a second later."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def __call__(self) -> float:
+        self._now += 1.0
+        return self._now
+
+
+def task(internal: str, step: int, update: dict, *, node: str = "quick", attempt: int = 1) -> Task:
+    """A task that has completed."""
+    id = f"{internal}.{step}.{attempt}"
+    return Task(id, node, step, attempt, "completed", 1.0, 2.0, 9.0, None, update, None)
+
+
+def body(clock: Clock, of: Task, invocation: str) -> list[dict]:
+    """What the body of a task has written."""
+    about = {"execution": of.id}
+    start = {"what": "start", "pid": 50, "wall": 5.0, "node": of.node, "invocation": invocation}
+    end = {"what": "end", "result": of.update}
+    return [{**start, "mono": clock(), **about}, {**end, "mono": clock(), **about}]
+
+
+def events(tasks: list[Task], id: str, result: dict) -> list[Event]:
+    """The events of an invocation that has completed."""
+    found: list[tuple[str, dict]] = [("invocation_started", {"input": {"base": 100}})]
+    for each in tasks:
+        found.append(("node_started", {"execution_id": each.id}))
+        if each.status == "completed":
+            found.append(("node_completed", {"execution_id": each.id}))
+        elif each.status == "failed":
+            found.append(("node_failed", {"execution_id": each.id, "will_retry": True}))
+    found.append(("invocation_completed", {"result": result}))
+    return [Event(number, type, 1.0, id, data) for number, (type, data) in enumerate(found, 1)]
+
+
+def record(id: str, agent: str, result: dict) -> InvocationRecord:
+    return InvocationRecord(
+        id, agent, "completed", "1", None, None, False, 3, 1.0, 1.0, 9.0, result, None, None
+    )
+
+
+def told(id: str, agent: str, tasks: list[Task], result: dict) -> Told:
+    return Told(record(id, agent, result), tasks, events(tasks, id, result))
+
+
+def line_told() -> Told:
+    """An invocation with a second attempt of its step 1, after the first was cut off."""
+    tasks = [task(LINE, step, {"sum": SUM[step], "log": f"token {step}"}) for step in (0, 1, 2)]
+    tasks[1:2] = [
+        dataclasses.replace(task(LINE, 1, {}, node="work"), status="failed", update=None),
+        task(LINE, 1, {"sum": SUM[1], "log": "token 1"}, node="work", attempt=2),
+    ]
+    result = {"sum": 321, "log": ["token 0", "token 1", "token 2"]}
+    return told("line", "line", tasks, result)
+
+
+def fan_told() -> Told:
+    branches = {0: "right", 1: "wait", 2: "left", 4: "left"}
+    updates: dict[int, dict] = {
+        step: {"branch": name, "token": f"t{step}"} for step, name in branches.items()
+    }
+    updates[3] = {"sum": SUM[3], "log": "token 3", "results": [updates[0], updates[1], updates[2]]}
+    updates[5] = {"sum": SUM[5], "log": "token 5", "results": [updates[4]]}
+    tasks = [task(FAN, step, updates[step], node=branches.get(step, "join")) for step in range(6)]
+    result = {"sum": 256, "log": ["token 3", "token 5"], "results": updates[5]["results"]}
+    return told("fan", "fan", tasks, result)
+
+
+def heard(clock: Clock, of: Told) -> list[dict]:
+    """What a client was told of it: all events in one reading, and the end."""
+    id = of.record.id
+    lines = [{"what": "asked", "id": id, "agent": of.record.agent, "input": {"base": 100}}]
+    lines += [{"what": "acknowledged", "id": id, "status": "running"}]
+    about = {"what": "event", "id": id, "reading": 1, "after": 0}
+    lines += [{**about, **describe(event)} for event in of.events]
+    lines += [{"what": "ended", "id": id, "status": of.record.status, "result": of.record.result}]
+    return [{**each, "mono": clock()} for each in lines]
+
+
+def story() -> Story:
+    """Two invocations, as promised. The first body of step 1 of ``line`` was killed."""
+    clock = Clock()
+    line, fan = line_told(), fan_told()
+    bodies = [
+        written for of in (line, fan) for each in of.tasks for written in body(clock, each, of.record.id)
+    ]
+    cut_off = next(each for each in bodies if each["execution"] == f"{LINE}.1.1" and each["what"] == "end")
+    faults = [{"what": "kill", "role": "edge", "pid": 50, "mono": cut_off["mono"]}]
+    bodies.remove(cut_off)
+    lines = [*heard(clock, line), *heard(clock, fan)]
+    return Story(bodies, lines, faults, {"line": line, "fan": fan}, {("line", "work"): 2})
+
+
+def change(story: Story, id: str, place: int, **changes: object) -> None:
+    tasks = story.told[id].tasks
+    tasks[place] = dataclasses.replace(tasks[place], **changes)
+
+
+def change_record(story: Story, id: str, **changes: object) -> None:
+    story.told[id].record = dataclasses.replace(story.told[id].record, **changes)
+
+
+def find(lines: list[dict], what: str, **wanted: object) -> dict:
+    return next(
+        line
+        for line in lines
+        if line["what"] == what and all(line[name] == value for name, value in wanted.items())
+    )
+
+
+def test_story_as_promised_has_no_violation():
+    assert check(story()) == []
+
+
+# Each takes a story that is as promised, and breaks one promise.
+
+
+def acknowledged_is_unknown(story: Story) -> None:
+    del story.told["line"]
+    story.bodies = [each for each in story.bodies if LINE not in each["execution"]]
+
+
+def key_started_two(story: Story) -> None:
+    story.heard.append({"what": "again", "id": "line", "got": "fan", "mono": 1.0})
+
+
+def completed_body_ran_again(story: Story) -> None:
+    start = find(story.bodies, "start", execution=f"{LINE}.0.1")
+    story.bodies.append({**start, "mono": 9000.0})
+
+
+def completed_task_has_another_attempt(story: Story) -> None:
+    again = task(LINE, 0, {"sum": 100, "log": "token 0"}, attempt=2)
+    story.told["line"].tasks.insert(1, again)
+    story.bodies += body(Clock(), again, "line")
+    story.bounds = {**story.bounds, ("line", "quick"): 2}
+
+
+def result_is_not_what_the_body_returned(story: Story) -> None:
+    find(story.bodies, "end", execution=f"{FAN}.0.1")["result"] = {"branch": "right", "token": "other"}
+
+
+def marked_body_ran_again_beyond_its_bound(story: Story) -> None:
+    story.bounds = {}
+
+
+def attempts_overlap(story: Story) -> None:
+    story.faults[0]["mono"] = 9000.0
+
+
+def attempts_met(story: Story) -> None:
+    story.bodies.append({"what": "overlap", "execution": f"{LINE}.1.2", "mono": 1.0})
+
+
+def body_ran_without_a_mark(story: Story) -> None:
+    change(story, "line", 0, started_at=None)
+
+
+def body_ran_before_its_mark(story: Story) -> None:
+    change(story, "line", 0, started_at=6.0)
+
+
+def body_ran_of_a_task_that_nobody_knows(story: Story) -> None:
+    start = find(story.bodies, "start", execution=f"{LINE}.0.1")
+    story.bodies.append({**start, "execution": f"{LINE}.7.1"})
+
+
+def parallel_results_in_another_order(story: Story) -> None:
+    update = story.told["fan"].tasks[3].update
+    assert update is not None
+    update["results"].reverse()
+
+
+def update_is_lost(story: Story) -> None:
+    result = {"sum": 321, "log": ["token 0", "token 2"]}
+    change_record(story, "line", result=result)
+    find(story.heard, "ended", id="line")["result"] = result
+
+
+def update_counts_twice(story: Story) -> None:
+    result = {**story.told["line"].record.result, "sum": 428}
+    change_record(story, "line", result=result)
+    find(story.heard, "ended", id="line")["result"] = result
+
+
+def conversation_is_forgotten(story: Story) -> None:
+    for number, messages in enumerate((["a"], ["a", "b"], ["a", "c", "d"])):
+        each = told(f"talk{number}", "talk", [], {"sum": 0, "log": [], "messages": messages})
+        each.record = dataclasses.replace(each.record, session="s")
+        story.told[f"talk{number}"] = each
+        story.heard.append({"what": "asked", "id": f"talk{number}", "input": {}, "mono": 1.0})
+
+
+def event_number_is_missing(story: Story) -> None:
+    del story.told["line"].events[3]
+    story.heard = [each for each in story.heard if each["what"] != "event"]
+
+
+def event_number_repeats(story: Story) -> None:
+    events = story.told["line"].events
+    events.insert(3, events[2])
+
+
+def terminal_event_is_missing(story: Story) -> None:
+    story.told["line"].events.pop()
+    story.heard = [each for each in story.heard if each["what"] != "event"]
+
+
+def terminal_event_is_another(story: Story) -> None:
+    events = story.told["line"].events
+    events[-1] = dataclasses.replace(events[-1], type="invocation_failed")
+    story.heard = [each for each in story.heard if each["what"] != "event"]
+
+
+def event_was_heard_as_another(story: Story) -> None:
+    find(story.heard, "event", id="line", n=3)["type"] = "node_failed"
+
+
+def reader_was_told_twice(story: Story) -> None:
+    line = find(story.heard, "event", id="line", n=3)
+    story.heard.insert(story.heard.index(line), dict(line))
+
+
+def reader_was_not_told(story: Story) -> None:
+    story.heard.remove(find(story.heard, "event", id="line", n=3))
+
+
+def partial_result_was_heard_as_two(story: Story) -> None:
+    gap = {"what": "event", "id": "fan", "reading": 2, "after": 99, "n": 100, "first": 100}
+    for about in ("x {'chunk': 1}", "x {'chunk': 2}"):
+        line = {**gap, "type": "node_partial_result", "about": about, "mono": 1.0}
+        story.heard.append({**line, "reading": 2 + len(story.heard)})
+
+
+def terminal_status_has_changed(story: Story) -> None:
+    find(story.heard, "ended", id="line").update(status="cancelled", result=None)
+
+
+def result_has_changed(story: Story) -> None:
+    find(story.heard, "ended", id="line")["result"] = {"sum": 1}
+
+
+def body_lived_after_its_cancel(story: Story) -> None:
+    line = story.told["line"]
+    change_record(story, "line", status="cancelled", result=None)
+    line.events[-1] = dataclasses.replace(line.events[-1], type="invocation_cancelled")
+    story.heard = [each for each in story.heard if each["what"] in ("asked", "acknowledged")]
+    story.heard.append({"what": "cancel", "id": "line", "status": "cancelled", "mono": 1003.5})
+
+
+def invocation_has_not_ended(story: Story) -> None:
+    change_record(story, "line", status="running", result=None)
+    story.told["line"].events.pop()
+    story.heard = [each for each in story.heard if each["what"] in ("asked", "acknowledged")]
+
+
+def failed_for_no_reason(story: Story) -> None:
+    change_record(story, "line", status="failed", error=error_for("protocol_error", "it broke"))
+    events = story.told["line"].events
+    events[-1] = dataclasses.replace(events[-1], type="invocation_failed")
+    story.heard = [each for each in story.heard if each["what"] in ("asked", "acknowledged")]
+
+
+DOCTORED: list[tuple[Callable[[Story], None], int]] = [
+    (acknowledged_is_unknown, 1),
+    (key_started_two, 1),
+    (completed_body_ran_again, 2),
+    (completed_task_has_another_attempt, 2),
+    (result_is_not_what_the_body_returned, 2),
+    (marked_body_ran_again_beyond_its_bound, 3),
+    (attempts_overlap, 3),
+    (attempts_met, 3),
+    (body_ran_without_a_mark, 4),
+    (body_ran_before_its_mark, 4),
+    (body_ran_of_a_task_that_nobody_knows, 4),
+    (parallel_results_in_another_order, 5),
+    (update_is_lost, 6),
+    (update_counts_twice, 6),
+    (conversation_is_forgotten, 6),
+    (event_number_is_missing, 7),
+    (event_number_repeats, 7),
+    (terminal_event_is_missing, 7),
+    (terminal_event_is_another, 7),
+    (event_was_heard_as_another, 7),
+    (reader_was_told_twice, 7),
+    (reader_was_not_told, 7),
+    (partial_result_was_heard_as_two, 7),
+    (terminal_status_has_changed, 8),
+    (result_has_changed, 8),
+    (body_lived_after_its_cancel, 8),
+    (invocation_has_not_ended, 10),
+    (failed_for_no_reason, 10),
+]
+
+
+@pytest.mark.parametrize(("doctor", "number"), DOCTORED, ids=lambda value: getattr(value, "__name__", ""))
+def test_doctored_story_has_the_violation(doctor: Callable[[Story], None], number: int):
+    doctored = story()
+    doctor(doctored)
+    assert number in {violation.number for violation in check(doctored)}
+
+
+def test_attempt_that_a_person_allowed_is_none():
+    doctored = story()
+    doctored.bounds = {}
+    by_hand = Reconciliation("somebody", 3.0, "retry")
+    change(doctored, "line", 1, reconciled=by_hand)
+    assert check(doctored) == []
+
+
+# The watch
+
+
+def processes(*strangers: Process) -> Iterator[Process]:
+    yield Process(10, 1, 1, 10, "S", "hayata-guard")
+    yield Process(11, 2, 10, 11, "S", "hayata-super")
+    yield Process(12, 3, 11, 12, "S", "h:forkserver")
+    yield Process(13, 4, 11, 12, "S", "h:line")
+    yield Process(14, 5, 11, 12, "S", "h:quick")
+    yield Process(15, 6, 14, 15, "S", "h:quick*")
+    yield Process(16, 7, 15, 15, "S", "sleep")
+    yield from strangers
+
+
+def seen(watch: Watch, looks: int, *strangers: Process, held: bool = False) -> list[str]:
+    snapshot = Snapshot({process.pid: process for process in processes(*strangers)}, guard=10)
+    for _ in range(looks):
+        watch.look(snapshot, 0.2, held=held)
+    return watch.overdue
+
+
+def test_watch_is_content_with_a_sound_tree():
+    assert seen(Watch(["line"]), 20) == []
+
+
+@pytest.mark.parametrize(
+    ("stranger", "what"),
+    [
+        (Process(20, 9, 1, 20, "S", "h:slow*"), "dead incarnation"),
+        (Process(20, 9, 1, 20, "S", "hayata-super"), "dead incarnation"),
+        (Process(20, 9, 11, 15, "S", "sleep"), "orphan at the supervisor"),
+        (Process(20, 9, 11, 20, "S", "h:quick*"), "orphan at the supervisor"),
+        (Process(20, 9, 14, 15, "S", "sleep"), "orphan at node h:quick"),
+        (Process(20, 9, 11, 20, "Z", "h:slow"), "zombie of hayata-super"),
+        (Process(20, 9, 14, 20, "Z", "h:quick*"), "zombie of h:quick"),
+    ],
+)
+def test_watch_finds_what_is_left_for_longer_than_a_second(stranger: Process, what: str):
+    assert seen(Watch(["line"]), 5, stranger) == []
+    watch = Watch(["line"])
+    assert seen(watch, 3, stranger) == []
+    assert seen(watch, 20, stranger, held=True) == []
+    (found,) = seen(watch, 4, stranger)
+    assert what in found
+    assert "pid 20" in found
+
+
+def test_watch_forgives_what_goes_in_time():
+    watch = Watch(["line"])
+    for number in range(5):
+        stranger = Process(20, number, 1, 20, "S", "h:slow*")
+        assert seen(watch, 4, stranger) == []
+
+
+def test_watch_counts_restarts_by_role():
+    watch = Watch(["line"])
+    seen(watch, 2)
+    seen(watch, 2, Process(21, 30, 11, 12, "S", "h:slow"), Process(22, 31, 14, 22, "S", "h:quick*"))
+    assert watch.restarts == {"guard": 0, "supervisor": 0, "forkserver": 0, "agent": 0, "node": 1, "edge": 1}

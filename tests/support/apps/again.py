@@ -1,0 +1,80 @@
+"""Agents whose nodes say what happens when they run again: probes.
+
+Ledger and gates as in `crash`, beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from crash import HOME, body, note, once, wait_for_gate, wanted
+
+from hayata import NOT_DONE, UNKNOWN, Agent, Node, Probe
+
+# A payment: what happened is known outside, under the idempotency key.
+
+PAID = HOME / "paid"
+
+
+def pay(state, ctx):
+    with body(ctx) as result:
+        if (gate := wanted(ctx, "gate")) and ctx.attempt == 1:
+            wait_for_gate(gate)
+        if wanted(ctx, "abort") == "before":
+            os.abort()
+        PAID.mkdir(exist_ok=True)
+        (PAID / ctx.idempotency_key).write_text(ctx.execution_id)
+        note("paid", key=ctx.idempotency_key)
+        if gate := wanted(ctx, "late_gate"):
+            wait_for_gate(gate)
+        if wanted(ctx, "abort"):
+            os.abort()
+        result["paid"] = ctx.execution_id
+    return result
+
+
+def was_paid(ctx):
+    note("probe", invocation=ctx.invocation_id, execution=ctx.execution_id, node=ctx.node, pid=os.getpid())
+    match wanted(ctx, "probe"):
+        case "unknown":
+            return UNKNOWN
+        case "raise":
+            raise ConnectionError("the bank is closed")
+        case "abort":
+            os.abort()
+        case "nonsense":
+            return "yes"
+        case str(gate):
+            wait_for_gate(gate)
+    receipt = PAID / ctx.idempotency_key
+    return {"paid": receipt.read_text()} if receipt.exists() else NOT_DONE
+
+
+async def pay_later(state, ctx):
+    note("start", invocation=ctx.invocation_id, attempt=ctx.attempt, node=ctx.node, pid=os.getpid())
+    while not (HOME / "gates" / "pay_later").exists():
+        await asyncio.sleep(0.005)
+    return {"paid": "late"}
+
+
+async def was_paid_later(ctx):
+    note("probe", invocation=ctx.invocation_id, execution=ctx.execution_id, node=ctx.node, pid=os.getpid())
+    await asyncio.sleep(0)
+    return {"paid": "asked"}
+
+
+def paying(id, probe=was_paid, **options):
+    nodes = [Node(pay, concurrency=8, interrupted=Probe(probe, max_attempts=2), **options)]
+    return Agent(id=id, nodes=nodes, decision_policy=once("pay"))
+
+
+agents = [
+    paying("pay"),
+    paying("pay_in_time", execution_timeout=0.5),
+    Agent(
+        id="pay_later",
+        nodes=[Node(pay_later, interrupted=Probe(was_paid_later))],
+        decision_policy=once("pay_later"),
+    ),
+]
