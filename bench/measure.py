@@ -81,21 +81,31 @@ class Stamps:
         self.count = count
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
 
+    def values(self) -> list[int]:
+        """What was written, 0 where nothing was."""
+        return list(_open(self.path))[: self.count]
+
     def intervals_ms(self, group: int) -> list[float]:
         """From each body's begin to the next one's, in milliseconds, within groups of ``group`` stamps.
 
         Raises:
             ValueError: A body did not run.
         """
-        values = list(_open(self.path))[: self.count]
+        values = self.values()
         if 0 in values:
             raise ValueError(f"step {values.index(0)} of {self.count} never ran")
         return [(values[i + 1] - values[i]) / 1e6 for i in range(len(values) - 1) if (i + 1) % group != 0]
 
 
-def stamp(path: str, index: int) -> None:
+def stamp(path: str, index: int, *, only_once: bool = False) -> None:
     """Write down that body ``index`` begins now. CLOCK_MONOTONIC is one clock for all processes."""
-    _open(path)[index] = time.monotonic_ns()
+    if not only_once or not _open(path)[index]:
+        _open(path)[index] = time.monotonic_ns()
+
+
+def write_value(path: str, index: int, value: int) -> None:
+    """Write another number down than the time."""
+    _open(path)[index] = value
 
 
 @functools.lru_cache(maxsize=4)

@@ -24,6 +24,7 @@ from hayata.errors import HayataError, error_for
 from hayata.field_types import Unfit, field_type
 from hayata.lifespans import node_lifespan
 from hayata.nodes import Node
+from hayata.substeps import StoreSubstep, Substeps
 from hayata.supervision import NOT_DONE, UNKNOWN, Probe, ProbeAnswer
 from hayata.values import decode, decode_mapping, encode
 
@@ -199,6 +200,7 @@ class TaskCall:
         deps: Any,
         send_partial: SendPartial,
         deadline: float | None,
+        store_substep: StoreSubstep | None = None,
     ) -> None:
         """Prepare a call; nothing is decoded yet.
 
@@ -210,6 +212,7 @@ class TaskCall:
             deps: What the lifespan yielded.
             send_partial: Called for each chunk, if ``run.stream``.
             deadline: End of the execution, seconds of ``time.monotonic()``.
+            store_substep: Called for each sub-step that was run.
         """
         self._agent = agent
         self._node = agent.nodes[node_name]
@@ -220,6 +223,12 @@ class TaskCall:
         self._send_partial = send_partial
         self._deadline = deadline
         self._raised_by_us: list[BaseException] = []
+        self._substeps = Substeps(
+            run.substeps,
+            None if run.probe else store_substep,
+            agent.types.declared,
+            self._raised_by_us.append,
+        )
 
     def run(self) -> Outcome:
         """Call a plain node function."""
@@ -268,9 +277,9 @@ class TaskCall:
                 whole["hayata_streamer"] = stream
             return (MappingProxyType(whole),)
         except HayataError as error:
-            return self._failed(error, retryable=False)
+            return self._failed(error, retryable=False, began=False)
         except Exception as error:  # noqa: BLE001 - a state type's constructor is users' code
-            return self._failed(exception_error("invalid_state", error), retryable=False)
+            return self._failed(exception_error("invalid_state", error), retryable=False, began=False)
 
     def _input(self) -> Any:
         given = decode(self._run.input)
@@ -300,6 +309,7 @@ class TaskCall:
             idempotency_key=run.idempotency_key,
             deadline=self._deadline,
             _stream=stream,
+            _substeps=self._substeps,
             _log=None,
         )
         return context
@@ -355,7 +365,8 @@ class TaskCall:
     def _raised(self, error: BaseException) -> m.TaskFailed:
         retryable = self._retryable(error)
         if isinstance(error, HayataError) and any(error is ours for ours in self._raised_by_us):
-            return self._failed(error, retryable=retryable)  # a chunk was refused: that is the reason
+            # A chunk was refused, or a sub-step: that is the reason. One that doesn't match never will.
+            return self._failed(error, retryable=retryable and error.code != "step_mismatch")
         return self._failed(exception_error("node_exception", error), retryable=retryable)
 
     def _retryable(self, error: BaseException) -> bool:
@@ -366,8 +377,8 @@ class TaskCall:
         except Exception:  # noqa: BLE001 - a predicate that fails has not said yes
             return False
 
-    def _failed(self, error: HayataError, *, retryable: bool) -> m.TaskFailed:
-        return m.TaskFailed(self._run.execution_id, self._edge_id, error_info(error), retryable)
+    def _failed(self, error: HayataError, *, retryable: bool, began: bool = True) -> m.TaskFailed:
+        return m.TaskFailed(self._run.execution_id, self._edge_id, error_info(error), retryable, began)
 
 
 def _probe_of(node: Node) -> Callable[..., Any]:

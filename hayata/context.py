@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
     from typing_extensions import (
         TypeVar,
     )  # not typing's: a default lets `Context` stand alone under mypy --strict
+
+    from hayata.substeps import Substeps
 
     Deps = TypeVar("Deps", default=Any)
     State = TypeVar("State", default=Any)
@@ -18,6 +20,8 @@ else:
 
     Deps = TypeVar("Deps")
     State = TypeVar("State")
+
+T = TypeVar("T")
 
 
 class _ReadOnly:
@@ -48,6 +52,7 @@ class _TaskContext(_ReadOnly, Generic[Deps]):
     __slots__ = (
         "_log",
         "_stream",
+        "_substeps",
         "agent_id",
         "attempt",
         "deadline",
@@ -80,6 +85,7 @@ class _TaskContext(_ReadOnly, Generic[Deps]):
 
     _log: BoundLogger | None
     _stream: Callable[[Mapping[Any, Any]], Any]
+    _substeps: Substeps
 
     @property
     def log(self) -> BoundLogger:
@@ -115,6 +121,28 @@ class Context(_TaskContext[Deps]):
         """
         self._stream(chunk)
 
+    def step(self, fn: Callable[..., T], *args: Any, key: str | None = None) -> T:
+        """Run ``fn(*args)`` as a durable sub-step, and return its result.
+
+        The result is stored before this returns. When the node runs again (`Retry`, `Rerun`, a probe's
+        `NOT_DONE`, ``reconcile(retry=True)``), it is given instead of a call. What ``fn`` raises passes, and
+        nothing is stored. A sub-step that is cut off in its middle is run again if its node is. The result
+        comes back as it was stored: a pydantic model as a dict.
+
+        Args:
+            fn: A plain function.
+            args: Its arguments. They are not stored, nor compared.
+            key: What the sub-step is known by, up to 512 characters. Without one that is its position among
+                those without one, and these must be called in the same order in every attempt.
+
+        Raises:
+            HayataError: ``step_mismatch`` (an earlier attempt called another function at this position),
+                ``unserializable_value``, ``frame_too_large``, ``execution_not_active`` (the task is over),
+                ``invalid_options`` (in a probe, say).
+        """
+        value: T = self._substeps.run(fn, args, key)
+        return value
+
 
 class AsyncContext(_TaskContext[Deps]):
     """Second argument of a coroutine node function."""
@@ -125,6 +153,20 @@ class AsyncContext(_TaskContext[Deps]):
         """Like `Context.stream`, to be awaited."""
         sent: Awaitable[None] = self._stream(chunk)
         await sent
+
+    @overload
+    def step(
+        self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, key: str | None = None
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, fn: Callable[..., T], *args: Any, key: str | None = None) -> Coroutine[Any, Any, T]: ...
+    def step(self, fn: Callable[..., Any], *args: Any, key: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Like `Context.step`, to be awaited; ``fn`` may be a coroutine function.
+
+        Its position is that of the call: ``asyncio.gather(ctx.step(a), ctx.step(b))`` is the same in every
+        attempt.
+        """
+        return self._substeps.run_async(fn, args, key)
 
 
 class PolicyContext(_ReadOnly, Generic[State]):

@@ -97,6 +97,7 @@ CODES: dict[str, type[HayataError]] = {
     "invalid_node_result": NodeError,
     "invalid_node_input": NodeError,
     "invalid_partial_result": NodeError,
+    "step_mismatch": NodeError,
     "execution_not_active": NodeError,
     "execution_timeout": NodeError,
     "invocation_timeout": NodeError,

@@ -6,6 +6,7 @@ import os
 
 from hayata import messages as m
 from hayata.agent import Agent
+from hayata.definition import definition_of
 from hayata.nodes import Node
 from hayata.supervision import Probe, Rerun, Retry, Supervision, as_backoff
 
@@ -29,6 +30,7 @@ def agent_manifest(agent: Agent) -> m.AgentManifest:
         max_concurrency=agent.max_concurrency,
         on_failure=agent.on_failure,
         supervision=_supervision(agent.supervision),
+        definition=definition_of(agent),
     )
 
 

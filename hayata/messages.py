@@ -39,6 +39,15 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     details: msgspec.Raw = msgspec.Raw(b"\x80")
 
 
+class Substep(msgspec.Struct, frozen=True, array_like=True):
+    """What a function that was called with ``ctx.step`` has returned. ``key``: its position among those without a
+    key of their own, or that key; ``name``: the function's."""
+
+    key: int | str
+    name: str
+    value: Value
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Manifest: what the forkserver tells the supervisor about an app. Data only, so that S never imports the app.
 # --------------------------------------------------------------------------------------------------------------------
@@ -84,7 +93,8 @@ class SupervisionManifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AgentManifest(msgspec.Struct, frozen=True, array_like=True):
-    """One agent. ``state`` is the encoded initial state; ``merge`` names only keys that are not replaced."""
+    """One agent. ``state`` is the encoded initial state; ``merge`` names only keys that are not replaced;
+    ``definition`` is what `hayata.definition` says of it."""
 
     id: str
     version: str
@@ -99,6 +109,7 @@ class AgentManifest(msgspec.Struct, frozen=True, array_like=True):
     max_concurrency: int
     on_failure: Literal["fail", "policy"]
     supervision: SupervisionManifest
+    definition: dict[str, str] = {}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -228,7 +239,7 @@ class UpdateChecked(_Wire, frozen=True, tag="update_checked"):
 class RunTask(_Wire, frozen=True, tag="run"):
     """Run the node function once. ``cell``: where the edge notes that it begins; -1: nowhere. ``parallel``: it is a
     branch, so that its update is not merged and needs not fit the state's type. ``probe``: not the node function is
-    wanted but its probe, about this execution, which was cut off."""
+    wanted but its probe, about this execution, which was cut off. ``substeps``: what earlier attempts have stored."""
 
     execution_id: str
     timeout_s: float | None
@@ -242,6 +253,7 @@ class RunTask(_Wire, frozen=True, tag="run"):
     cell: int = -1
     parallel: bool = False
     probe: bool = False
+    substeps: list[Substep] = []
 
 
 class KillTask(_Wire, frozen=True, tag="kill"):
@@ -255,7 +267,7 @@ class KillTask(_Wire, frozen=True, tag="kill"):
 
 
 class PartialAck(_Wire, frozen=True, tag="partial_ack"):
-    """Answer to `Partial`: the chunk has its number, or it was refused."""
+    """Answer to `Partial` and `SubstepDone`: the chunk has its number, the result is durable; or it was refused."""
 
     execution_id: str
     number: int
@@ -276,12 +288,14 @@ class TaskCompleted(_Wire, frozen=True, tag="completed"):
 
 
 class TaskFailed(_Wire, frozen=True, tag="task_failed"):
-    """The body ended with a failure. ``retryable``: the node's ``Retry.on`` matches."""
+    """The body ended with a failure. ``retryable``: the node's ``Retry.on`` matches. ``began``: False if the body
+    could not be given its state or its input, and was not called."""
 
     execution_id: str
     edge: str
     error: ErrorInfo
     retryable: bool
+    began: bool = True
 
 
 class TaskProbed(_Wire, frozen=True, tag="probed"):
@@ -300,6 +314,16 @@ class Partial(_Wire, frozen=True, tag="partial"):
     edge: str
     number: int
     chunk: Value
+
+
+class SubstepDone(_Wire, frozen=True, tag="substep"):
+    """A result to store; the body waits for the `PartialAck` with the same number, as chunks and these are counted
+    together."""
+
+    execution_id: str
+    edge: str
+    number: int
+    substep: Substep
 
 
 # E → N only.
@@ -376,6 +400,7 @@ FromNode: TypeAlias = (
     | TaskFailed
     | TaskProbed
     | Partial
+    | SubstepDone
     | TaskInterrupted
     | EdgeEnded
     | EdgeStartFailed
@@ -383,7 +408,15 @@ FromNode: TypeAlias = (
 )
 ToEdge: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
 FromEdge: TypeAlias = (
-    WorkerReady | WorkerFailed | TaskCompleted | TaskFailed | TaskProbed | Partial | EdgeRetires | TaskStopped
+    WorkerReady
+    | WorkerFailed
+    | TaskCompleted
+    | TaskFailed
+    | TaskProbed
+    | Partial
+    | SubstepDone
+    | EdgeRetires
+    | TaskStopped
 )
 
 
@@ -647,7 +680,7 @@ class Reconciliation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskInfo(_Named, frozen=True, tag="task"):
-    """One attempt of one step; ``id`` is its execution id."""
+    """One attempt of one step; ``id`` is its execution id. ``substeps``: keys or names of those that it has stored."""
 
     id: str
     node: str
@@ -660,6 +693,7 @@ class TaskInfo(_Named, frozen=True, tag="task"):
     error: ErrorInfo | None = None
     update: Update | None = None
     reconciled: Reconciliation | None = None
+    substeps: list[str] = []
 
 
 class TaskList(_Named, frozen=True, tag="tasks"):

@@ -78,6 +78,11 @@ class StateType:
             except TypeError as error:
                 problems.add(f"state_type.{key}", str(error))
 
+    @property
+    def annotations(self) -> dict[str, Any]:
+        """Key → its declared type."""
+        return {key: field.annotation for key, field in self._fields.items()}
+
     def has_key(self, key: str) -> bool:
         """Whether the state may have this key."""
         return self._open or key in self._fields

@@ -81,6 +81,7 @@ class Task:
         error: Why it failed.
         update: What the node returned.
         reconciled: Who settled it, if somebody did.
+        substeps: Keys or names of the sub-steps that it has stored (``ctx.step``).
     """
 
     id: str
@@ -94,6 +95,7 @@ class Task:
     error: HayataError | None
     update: dict[str, Any] | None
     reconciled: Reconciliation | None
+    substeps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,7 @@ def task(info: m.TaskInfo) -> Task:
         error=error_of(info.error),
         update=None if info.update is None else decode_mapping(info.update),
         reconciled=None if settled is None else Reconciliation(settled.by, settled.at, settled.how),
+        substeps=tuple(info.substeps),
     )
 
 

@@ -24,6 +24,8 @@ from hayata.messages import (
     PartialAck,
     RunTask,
     StopWorker,
+    Substep,
+    SubstepDone,
     TaskFailed,
     TaskStopped,
     Value,
@@ -180,9 +182,16 @@ class AsyncEdge:
         self._taken += 1
         if self._taken >= self._limit:
             self._retire(spent(self._node, self._taken))
-        partials = Partials(self, task.execution_id)
+        partials = Partials(self, self._edge, task.execution_id)
         call = calls.TaskCall(
-            self._agent, self._node.name, task, self._edge, self._deps, partials.send, deadline_of(task)
+            self._agent,
+            self._node.name,
+            task,
+            self._edge,
+            self._deps,
+            partials.send,
+            deadline_of(task),
+            partials.store,
         )
         context = contextvars.copy_context()
         context.run(worker_logging.current_task.set, ids_of(task))
@@ -237,17 +246,18 @@ class AsyncEdge:
             self._retiring = True
             self._stream.send(encode(EdgeRetires(self._edge, why)))
 
-    def send_partial(self, execution_id: str, number: int, chunk: Value) -> asyncio.Future[PartialAck]:
-        """Send one chunk; the future is its acknowledgement.
+    def ask(self, message: Partial | SubstepDone) -> asyncio.Future[PartialAck]:
+        """Send one chunk or sub-step; the future is its acknowledgement.
 
         Raises:
             HayataError: ``execution_not_active``, ``frame_too_large``.
         """
+        execution_id = message.execution_id
         if execution_id not in self._tasks or not self._stream.belonging.in_process:
             raise not_active(execution_id)
-        self._stream.send(encode(Partial(execution_id, self._edge, number, chunk)))
+        self._stream.send(encode(message))
         waiting: asyncio.Future[PartialAck] = asyncio.get_running_loop().create_future()
-        self._acks[execution_id, number] = waiting
+        self._acks[execution_id, message.number] = waiting
         return waiting
 
 
@@ -256,10 +266,11 @@ async def _nothing() -> None:
 
 
 class Partials:
-    """The chunks of one task."""
+    """The chunks and sub-steps of one task."""
 
-    def __init__(self, edge: AsyncEdge, execution_id: str) -> None:
+    def __init__(self, edge: AsyncEdge, name: str, execution_id: str) -> None:
         self._edge = edge
+        self._name = name
         self._execution_id = execution_id
         self._number = 0
         self._open = True
@@ -272,10 +283,17 @@ class Partials:
             HayataError: ``execution_not_active`` when the task is over; what the supervisor says;
                 ``frame_too_large``.
         """
+        await self._ask(lambda number: Partial(self._execution_id, self._name, number, chunk))
+
+    async def store(self, substep: Substep) -> None:
+        """Send a sub-step's result and wait until it is durable. Errors as those of `send`."""
+        await self._ask(lambda number: SubstepDone(self._execution_id, self._name, number, substep))
+
+    async def _ask(self, message: Callable[[int], Partial | SubstepDone]) -> None:
         if not self._open:
             raise not_active(self._execution_id)
         self._number += 1
-        waiting = self._edge.send_partial(self._execution_id, self._number, chunk)
+        waiting = self._edge.ask(message(self._number))
         self._pending.add(waiting)
         waiting.add_done_callback(self._pending.discard)
         answer = await waiting

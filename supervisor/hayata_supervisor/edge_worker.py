@@ -12,6 +12,7 @@ import resource
 import socket
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from hayata import calls
@@ -26,6 +27,8 @@ from hayata.messages import (
     PartialAck,
     RunTask,
     StopWorker,
+    Substep,
+    SubstepDone,
     TaskCompleted,
     TaskFailed,
     ToEdge,
@@ -173,7 +176,14 @@ class SyncEdge:
         """Run the body in a context of its own: what it sets in context variables ends with it."""
         partials = Partials(self, self._stream, self._edge, task.execution_id)
         call = calls.TaskCall(
-            self._agent, self._node.name, task, self._edge, deps, partials.send, deadline_of(task)
+            self._agent,
+            self._node.name,
+            task,
+            self._edge,
+            deps,
+            partials.send,
+            deadline_of(task),
+            partials.store,
         )
         result = contextvars.copy_context().run(self._run_in_context, task, call)
         if not self._stream.belonging.in_process:
@@ -192,7 +202,7 @@ class SyncEdge:
         return call.run()
 
     def acknowledgement(self, number: int) -> PartialAck:
-        """Wait for the answer to one chunk. Called while the body runs, so that nobody else reads."""
+        """Wait for one answer of the supervisor. Called while the body runs, so that nobody else reads."""
         while (body := self._stream.receive()) is not None:
             message = decode(body)
             if type(message) is PartialAck and message.number == number:
@@ -203,7 +213,7 @@ class SyncEdge:
 
 
 class Partials:
-    """The chunks of one task, from any of its threads; each waits until the supervisor has numbered it."""
+    """The chunks and sub-steps of one task, from any of its threads; each waits for its answer."""
 
     def __init__(self, edge: SyncEdge, stream: BlockingStream, name: str, execution_id: str) -> None:
         self._edge = edge
@@ -215,19 +225,26 @@ class Partials:
         self._open = True
 
     def send(self, chunk: Value) -> None:
-        """Send one chunk.
+        """Send one chunk, and return when the supervisor has numbered it.
 
         Raises:
             HayataError: ``execution_not_active`` when the task is over or this is a forked child; what the
                 supervisor says; ``frame_too_large``.
         """
+        self._ask(lambda number: Partial(self._execution_id, self._name, number, chunk))
+
+    def store(self, substep: Substep) -> None:
+        """Send a sub-step's result, and return when it is durable. Errors as those of `send`."""
+        self._ask(lambda number: SubstepDone(self._execution_id, self._name, number, substep))
+
+    def _ask(self, message: Callable[[int], Partial | SubstepDone]) -> None:
         if not self._stream.belonging.in_process:
             raise not_active(self._execution_id)
         with self._lock:
             if not self._open:
                 raise not_active(self._execution_id)
             self._number += 1
-            self._stream.send(encode(Partial(self._execution_id, self._name, self._number, chunk)))
+            self._stream.send(encode(message(self._number)))
             answer = self._edge.acknowledgement(self._number)
         if answer.error is not None:
             raise error_from(answer.error)

@@ -25,6 +25,7 @@ from hayata.messages import (
     ProcessInfo,
     Refused,
     RunTask,
+    SubstepDone,
     TaskInterrupted,
     UpdateChecked,
 )
@@ -46,6 +47,7 @@ from hayata_supervisor.core.effects import (
     Ready,
     Reply,
     Settled,
+    Warn,
 )
 from hayata_supervisor.core.facts import TERMINAL
 from hayata_supervisor.core.invocation import Invocation, info
@@ -137,7 +139,7 @@ class Engine:
         self.agents: dict[str, Agent] = {}
         self.unclaimed: dict[str, dict[bytes, Invocation]] = {}
         self.open: set[bytes] = set()
-        self._cells = Cells()
+        self._cells = Cells(clear=notes.clear)
         self._notes = notes
         self._memories: dict[bytes, bytes | None] = {}
         self.memories = Memories()
@@ -214,10 +216,12 @@ class Engine:
         self.perform(agent_id, self.agents[agent_id].coordinator.policy_answered(answer, now()))
 
     def task_reported(self, agent_id: str, node: str, report: TaskReport) -> None:
-        """The end of a task, or a chunk."""
+        """The end of a task, or a chunk or a sub-step of it."""
         coordinator = self.agents[agent_id].coordinator
         if isinstance(report, Partial):
             self.perform(agent_id, coordinator.partial(report, now()))
+        elif isinstance(report, SubstepDone):
+            self.perform(agent_id, coordinator.substep_done(report, now()))
         elif self.draining and isinstance(report, TaskInterrupted):
             # Drain writes nothing: what it cuts off stays running in the store, and the next start classifies it.
             return
@@ -291,6 +295,8 @@ class Engine:
                     self._settled(effect)
                 case Barrier():
                     self.committer.barrier(effect.invocation, effect.after)
+                case Warn():
+                    self.log.warning(effect.event, **effect.fields)
                 case Call():
                     effect.callback()
                 case PublishPartial():

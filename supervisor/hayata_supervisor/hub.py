@@ -161,7 +161,7 @@ class Hub:
     def gone(self, sinks: Callable[[Sink], bool]) -> None:
         """A client is gone: forget the followers and waiters whose sink it was."""
         for followers in list(self._followers.values()):
-            for follower in followers:
+            for follower in list(followers):
                 if sinks(follower.sink):
                     self._finish(follower)
         for invocation, waiting in list(self._waiters.items()):

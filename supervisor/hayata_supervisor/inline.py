@@ -37,6 +37,8 @@ from hayata.messages import (
     PartialAck,
     ProcessInfo,
     RunTask,
+    Substep,
+    SubstepDone,
     TaskInterrupted,
     Value,
 )
@@ -217,7 +219,8 @@ class InlineWorkers:
         partials = _Partials(self, agent_id, node, task.execution_id)
         is_async = agent.nodes[node].is_async
         send = partials.send_async if is_async else partials.send
-        call = calls.TaskCall(agent, node, task, EDGE, deps, send, deadline)
+        store = partials.store_async if is_async else partials.store
+        call = calls.TaskCall(agent, node, task, EDGE, deps, send, deadline, store)
         self._notes.begins(task.cell, task.execution_id)
         report = _await(call.run_async()) if is_async else call.run()
         if deadline is not None and clock.monotonic() > deadline:
@@ -233,13 +236,13 @@ class InlineWorkers:
             self._engine.task_reported(agent_id, node, report)
 
     def acknowledged(self, execution_id: str, number: int) -> PartialAck:
-        """Wait for the answer to a chunk; nothing else of users runs meanwhile."""
+        """Wait for the answer to a chunk or sub-step; nothing else of users runs meanwhile."""
         while (ack := self._acks.pop((execution_id, number), None)) is None:
             self._reactor.turn(None)
         return ack
 
-    def report_partial(self, agent_id: str, node: str, partial: Partial) -> None:
-        """Hand a chunk over."""
+    def report_partial(self, agent_id: str, node: str, partial: Partial | SubstepDone) -> None:
+        """Hand a chunk or sub-step over."""
         self._engine.task_reported(agent_id, node, partial)
 
     def _enter(self, agent: Agent, node: str) -> Any:
@@ -265,7 +268,7 @@ class InlineWorkers:
 
 
 class _Partials:
-    """The chunks of one task."""
+    """The chunks and sub-steps of one task."""
 
     def __init__(self, workers: InlineWorkers, agent_id: str, node: str, execution_id: str) -> None:
         self._workers = workers
@@ -276,9 +279,18 @@ class _Partials:
 
     def send(self, chunk: Value) -> None:
         """Send one and wait for its number."""
+        self._ask(Partial(self._execution_id, EDGE, self._next(), chunk))
+
+    def store(self, substep: Substep) -> None:
+        """Send a sub-step's result and wait until it is durable."""
+        self._ask(SubstepDone(self._execution_id, EDGE, self._next(), substep))
+
+    def _next(self) -> int:
         self._number += 1
-        partial = Partial(self._execution_id, EDGE, self._number, chunk)
-        self._workers.report_partial(self._agent_id, self._node, partial)
+        return self._number
+
+    def _ask(self, message: Partial | SubstepDone) -> None:
+        self._workers.report_partial(self._agent_id, self._node, message)
         ack = self._workers.acknowledged(self._execution_id, self._number)
         if ack.error is not None:
             raise error_from(ack.error)
@@ -286,6 +298,10 @@ class _Partials:
     async def send_async(self, chunk: Value) -> None:
         """Send one and wait for its number."""
         self.send(chunk)
+
+    async def store_async(self, substep: Substep) -> None:
+        """Send a sub-step's result and wait until it is durable."""
+        self.store(substep)
 
 
 class _WarningsOnly:

@@ -66,6 +66,13 @@ class PartialHead(_Head, tag="partial"):
     edge: str
 
 
+class SubstepHead(_Head, tag="substep"):
+    """Of `hayata.messages.SubstepDone`."""
+
+    execution_id: str
+    edge: str
+
+
 class StoppedHead(_Head, tag="stopped"):
     """Of `hayata.messages.TaskStopped`."""
 
@@ -80,7 +87,7 @@ class RetiresHead(_Head, tag="retires"):
     reason: str
 
 
-TaskHead: TypeAlias = CompletedHead | FailedHead | ProbedHead | PartialHead | StoppedHead
+TaskHead: TypeAlias = CompletedHead | FailedHead | ProbedHead | PartialHead | SubstepHead | StoppedHead
 
 _decode_head = msgspec.msgpack.Decoder(TaskHead | RetiresHead | WorkerReady | WorkerFailed).decode
 

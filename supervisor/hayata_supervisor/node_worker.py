@@ -34,7 +34,7 @@ from hayata.messages import (
 )
 from hayata_supervisor import worker_logging
 from hayata_supervisor.edge_worker import EdgeJob
-from hayata_supervisor.node_edge import Edge, EdgeSetting, PartialHead, StoppedHead, TaskHead
+from hayata_supervisor.node_edge import Edge, EdgeSetting, PartialHead, StoppedHead, SubstepHead, TaskHead
 from hayata_supervisor.node_fleet import Fleet
 from hayata_supervisor.node_tasks import Deadlines, Death, Task, edge_lost, never_ran, timed_out, told_to_end
 from hayata_supervisor.process import clock
@@ -247,7 +247,7 @@ class NodeWorker:
         if task is None or head.edge != edge.id:
             self._stray(edge, head)
             return
-        if type(head) is PartialHead:
+        if isinstance(head, PartialHead | SubstepHead):
             self._channel.send(body)
             return
         edge.output.boundary()

@@ -10,7 +10,7 @@
 8. A terminal status and its result never change.
 9. Nothing of a dead incarnation lives a second later (`tests.chaos.watch`); descriptors don't grow.
 10. In the end everything has ended.
-11. The store opens again, and has all of it.
+11. The store verifies and opens again, and has all of it; so does a backup.
 """
 
 from __future__ import annotations

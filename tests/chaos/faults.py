@@ -100,6 +100,7 @@ class Faults:
             if now < planned + _PATIENCE_S:
                 self._at(now + _AGAIN_S, lambda: self._inflict(fault, planned))
             else:
+                self._ledger.note("skipped", kind=fault.kind, role=fault.role)
                 self.counts["skipped", fault.role] += 1
             return
         victim = victims[min(int(fault.pick * len(victims)), len(victims) - 1)]

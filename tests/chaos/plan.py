@@ -1,7 +1,7 @@
 """What goes wrong, and when: a plan made from a seed, before anything runs.
 
-The same arguments make the same plan. It names a victim by a number from 0 to 1, its place among those that live
-when its time has come: on another day the same plan meets other processes.
+The same arguments make the same plan. It names a victim by a number from 0 to 1, its place among those that
+live when its time has come: on another day the same plan meets other processes.
 """
 
 from __future__ import annotations

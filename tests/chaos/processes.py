@@ -1,4 +1,4 @@
-"""The processes of one runtime, read from ``/proc``: also when nobody answers, also those that must be dead."""
+"""The processes of one runtime, read from ``/proc``: also when nobody answers, also what must be dead."""
 
 from __future__ import annotations
 

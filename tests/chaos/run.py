@@ -6,7 +6,8 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from hayata import Client
@@ -106,6 +107,7 @@ class Run:
         self._note(10, faults.surprises)
         ids = asked | acknowledged
         told = self._timed("to ask for all of it", lambda: asyncio.run(ask_all(runtime.socket, ids)))
+        self._timed("to verify and copy the store", self._back_up)
         self._stop(acknowledged)
         ledger.close()
         bodies, heard, done = (
@@ -156,8 +158,13 @@ class Run:
             self._note(10, settle(client, ledger, bases, self._wanted.seed))
         faults.look()
 
+    def _back_up(self) -> None:
+        with Client(self._runtime.socket) as client:
+            reports = client.verify(), client.backup(self._runtime.backup)
+        self._note(11, [f"the store is damaged: {report}" for report in reports if report.found])
+
     def _stop(self, acknowledged: set[str]) -> None:
-        """Stop the daemon in good manners; nothing may be left, and the store must open again."""
+        """Stop the daemon in good manners; nothing may be left, and store and backup must open."""
         code = self._runtime.stop()
         if code != 0:
             self._note(9, [f"the daemon ended with {code}:\n{self._runtime.tail()}"])
@@ -165,14 +172,20 @@ class Run:
         while (left := self._runtime.left()) and time.monotonic() < due:
             time.sleep(_LOOK_S)
         self._note(9, [f"left behind: {pid} {command}" for pid, command in left.items()])
-        store = open_store(self._runtime.data_dir)
-        try:
-            missing = [name for name in acknowledged if store.find(name) is None]
-            self._note(11, [f"invocation {name} is not in the store" for name in missing])
-            still = [each.header.name for each in store.load_open()]
-            self._note(11, [f"invocation {name} is open in the store" for name in still])
-        finally:
-            store.close()
+        for directory in (self._runtime.data_dir, self._runtime.backup):
+            self._note(11, _lacking(directory, acknowledged))
+
+
+def _lacking(data_dir: Path, acknowledged: set[str]) -> Iterator[str]:
+    store = open_store(data_dir)
+    try:
+        for name in acknowledged:
+            if store.find(name) is None:
+                yield f"invocation {name} is not in {data_dir.name}"
+        for each in store.load_open():
+            yield f"invocation {each.header.name} is open in {data_dir.name}"
+    finally:
+        store.close()
 
 
 def bounds_of(app: str) -> dict[tuple[str, str], int]:

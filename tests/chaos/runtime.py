@@ -39,6 +39,7 @@ class Runtime:
         self.app = app
         self.home = Path(tempfile.mkdtemp(prefix="hchaos-"))
         self.data_dir = self.home / "data"
+        self.backup = self.home / "backup"
         self.socket = str(self.home / "s")
         self.log = self.home / "log"
         self.guard: subprocess.Popen[bytes] | None = None

@@ -170,6 +170,12 @@ def marked_body_ran_again_beyond_its_bound(story: Story) -> None:
     story.bounds = {}
 
 
+def attempt_is_missing(story: Story) -> None:
+    line = story.told["line"]
+    del line.tasks[1]
+    story.bodies = [each for each in story.bodies if each["execution"] != f"{LINE}.1.1"]
+
+
 def attempts_overlap(story: Story) -> None:
     story.faults[0]["mono"] = 9000.0
 
@@ -195,6 +201,13 @@ def parallel_results_in_another_order(story: Story) -> None:
     update = story.told["fan"].tasks[3].update
     assert update is not None
     update["results"].reverse()
+
+
+def branches_in_another_order(story: Story) -> None:
+    updates = [each.update for each in story.told["fan"].tasks[:2]]
+    for each, name in zip(updates, ("wait", "right"), strict=True):
+        assert each is not None
+        each["branch"] = name
 
 
 def update_is_lost(story: Story) -> None:
@@ -225,6 +238,13 @@ def event_number_is_missing(story: Story) -> None:
 def event_number_repeats(story: Story) -> None:
     events = story.told["line"].events
     events.insert(3, events[2])
+
+
+def task_completed_in_two_events(story: Story) -> None:
+    events = story.told["line"].events
+    again = [dataclasses.replace(each, sequence=each.sequence + 1) for each in events[2:]]
+    events[3:] = again
+    story.heard = [each for each in story.heard if each["what"] != "event"]
 
 
 def terminal_event_is_missing(story: Story) -> None:
@@ -294,17 +314,20 @@ DOCTORED: list[tuple[Callable[[Story], None], int]] = [
     (completed_task_has_another_attempt, 2),
     (result_is_not_what_the_body_returned, 2),
     (marked_body_ran_again_beyond_its_bound, 3),
+    (attempt_is_missing, 3),
     (attempts_overlap, 3),
     (attempts_met, 3),
     (body_ran_without_a_mark, 4),
     (body_ran_before_its_mark, 4),
     (body_ran_of_a_task_that_nobody_knows, 4),
     (parallel_results_in_another_order, 5),
+    (branches_in_another_order, 5),
     (update_is_lost, 6),
     (update_counts_twice, 6),
     (conversation_is_forgotten, 6),
     (event_number_is_missing, 7),
     (event_number_repeats, 7),
+    (task_completed_in_two_events, 7),
     (terminal_event_is_missing, 7),
     (terminal_event_is_another, 7),
     (event_was_heard_as_another, 7),

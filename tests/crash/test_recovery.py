@@ -233,7 +233,7 @@ def test_reconcile_settles_each_uncertain_task_once(daemon: Daemon):
 
 @pytest.mark.parametrize("changed", ["continue", "restart", "drop"])
 def test_definition_of_another_version_is_not_resumed_silently(site: Site, changed: str):
-    daemon = site.daemon().start(CRASH_VERSION="1")
+    daemon = site.daemon("again").start(CRASH_VERSION="1")
     invocation = at_gate(daemon, "again")
     daemon.stop()
     daemon.start(CRASH_VERSION="2")
@@ -377,13 +377,13 @@ def test_reader_of_events_sees_each_number_once_over_a_restart(daemon: Daemon, t
 
 
 def test_second_daemon_gets_a_clear_error_and_the_first_still_serves_p16(site: Site):
-    first = site.daemon().start()
+    first = site.daemon("line").start()
     invocation = at_gate(first, "line")
     tree = first.tree()
     for second, code in (
-        (site.daemon(sock="s2"), "data_dir_in_use"),
-        (site.daemon(data_dir="d2"), "socket_in_use"),
-        (site.daemon(), "data_dir_in_use"),
+        (site.daemon("line", sock="s2"), "data_dir_in_use"),
+        (site.daemon("line", data_dir="d2"), "socket_in_use"),
+        (site.daemon("line"), "data_dir_in_use"),
     ):
         before = site.log.stat().st_size
         assert second.launch().wait(WAIT_S) == 5
@@ -400,17 +400,17 @@ def test_second_daemon_gets_a_clear_error_and_the_first_still_serves_p16(site: S
     site.open_gate("act")
     assert invocation.result(timeout=WAIT_S)["act"]
     first.stop()
-    site.daemon(sock="s2").start()  # the directory is free again
+    site.daemon("line", sock="s2").start()  # the directory is free again
 
 
 def test_copy_of_the_store_serves_and_the_original_is_untouched(site: Site):
-    original = site.daemon().start()
+    original = site.daemon("line").start()
     done = original.client.run("line")
     result = done.result(timeout=WAIT_S)
     running = at_gate(original, "line")
     tree = original.tree()
     shutil.copytree(original.data_dir, f"{site.home}/copy")
-    copy = site.daemon(data_dir="copy", sock="c").start()
+    copy = site.daemon("line", data_dir="copy", sock="c").start()
     assert copy.client.get_result(done.id) == result
     there = copy.client.invocation(running.id)
     unsure = uncertain(there)
@@ -466,7 +466,7 @@ class Customer:
 def test_supervisor_killed_at_random_moments_repeats_nothing_d1(site: Site, threads: ThreadPoolExecutor):
     """D1, D3, D4: fifteen kills under load; then the ledger is compared with what the product says."""
     dice = random.Random(7)
-    daemon = site.daemon(limits={"deaths": 100, "backoff": 0.01, "max_backoff": 0.01}).start()
+    daemon = site.daemon("short", limits={"deaths": 100, "backoff": 0.01, "max_backoff": 0.01}).start()
     stop = threading.Event()
     customers = [Customer(daemon.socket, f"c{number}", stop) for number in range(3)]
     working = [threads.submit(customer.work) for customer in customers]

@@ -196,7 +196,7 @@ def test_policy_that_was_evaluated_by_a_killed_agent_is_asked_again(daemon: Daem
 def test_policy_that_was_evaluated_while_the_supervisor_died_is_asked_again(daemon: Daemon):
     invocation = daemon.client.run("thinker", {"policy_gate": "think"})
     daemon.site.ledger.wait("policy", invocation=invocation.id, step=1)
-    # Until the result is stored, for a millisecond while its policy is asked, the task itself would be uncertain.
+    # Until its result is stored, a millisecond later than this, the task itself would be uncertain.
     eventually(lambda: invocation.tasks()[0].status == "completed", "the result is stored")
     daemon.kill_supervisor()
     eventually(lambda: daemon.site.ledger.lines("policy", step=1)[1:], "a second evaluation")
@@ -206,7 +206,7 @@ def test_policy_that_was_evaluated_while_the_supervisor_died_is_asked_again(daem
 
 
 def test_hung_supervisor_is_replaced_with_all_below_it(site: Site):
-    daemon = site.daemon(limits={"silence": 1.0, "check": 0.1}).start()
+    daemon = site.daemon("line", "again", limits={"silence": 1.0, "check": 0.1}).start()
     pair = Pair(daemon)
     tree = daemon.tree()
     hung = next(seen for seen in tree if seen.role == "supervisor")

@@ -1,4 +1,4 @@
-"""What happens when a node runs again, or must not: probes, over real processes and real deaths.
+"""What happens when a node runs again, or must not: probes and sub-steps, with real processes and deaths.
 
 One daemon serves all these tests; its supervisor is killed in many of them.
 """
@@ -142,3 +142,55 @@ def test_coroutine_node_has_a_coroutine_for_a_probe(daemon: Daemon):
     assert pids[0] == pids[1]
     next(seen for seen in daemon.tree() if seen.pid == pids[0]).kill()
     assert invocation.result(timeout=WAIT_S) == other.result(timeout=WAIT_S) == {"paid": "asked"}
+
+
+# ---- sub-steps -------------------------------------------------------------------------------------------
+
+
+def calls(daemon: Daemon, invocation: Invocation) -> list[tuple[str, int]]:
+    """The sub-steps that were really called, and by which attempt."""
+    lines = daemon.site.ledger.lines("substep", invocation=invocation.id)
+    return [(line["name"], line["attempt"]) for line in lines]
+
+
+def test_stored_steps_are_not_called_again_after_a_lost_supervisor(daemon: Daemon):
+    between = daemon.client.run("steps", {"in_steps_gate": "never"})
+    amid = daemon.client.run("steps", {"in_steps_second_gate": "never"})
+    daemon.site.ledger.wait("substep", invocation=amid.id, name="second")
+    eventually(lambda: between.tasks() and between.tasks()[0].substeps, "the first step is stored")
+    daemon.kill_supervisor()
+
+    assert between.result(timeout=WAIT_S) == {
+        "first": ("first", 1),
+        "second": ("second", 2),
+        "third": ("third", 2),
+    }
+    assert calls(daemon, between) == [("first", 1), ("second", 2), ("third", 2)]
+    assert [task.substeps for task in between.tasks()] == [("work",), ("second", "work")]
+
+    assert amid.result(timeout=WAIT_S) == {
+        "first": ("first", 1),
+        "second": ("second", 2),
+        "third": ("third", 2),
+    }
+    assert calls(daemon, amid) == [("first", 1), ("second", 1), ("second", 2), ("third", 2)]
+
+
+def test_stored_steps_are_not_called_again_by_a_retry(daemon: Daemon):
+    invocation = daemon.client.run("steps", {"in_steps_fail": True})
+    assert invocation.result(timeout=WAIT_S) == {
+        "first": ("first", 1),
+        "second": ("second", 1),
+        "third": ("third", 2),
+    }
+    assert calls(daemon, invocation) == [("first", 1), ("second", 1), ("third", 2)]
+
+
+def test_coroutine_steps_are_stored_when_their_edge_dies(daemon: Daemon):
+    invocation = daemon.client.run("steps_later")
+    assert invocation.result(timeout=WAIT_S) == {
+        "first": ("first", 1),
+        "second": ("second", 1),
+        "third": ("third", 2),
+    }
+    assert sorted(calls(daemon, invocation)) == [("first", 1), ("second", 1), ("third", 2)]

@@ -352,6 +352,8 @@ def test_start_of_a_body_is_noted_before_it_ends(supervisor: Supervisor, name: s
     node = supervisor.node(name)
     task = f"{len(name):032x}.3.1"
     node.call(f"{99:032x}.1.1", {"do": "facts" if name == "single" else "wait", "seconds": 0})
+    assert supervisor.began(11, task)  # for all that is known
+    supervisor.clear(11)
     assert not supervisor.began(11, task)
     node.run(task, {"do": action, "seconds": 30}, cell=11)
     node.wait(lambda: supervisor.began(11, task))
@@ -361,6 +363,7 @@ def test_start_of_a_body_is_noted_before_it_ends(supervisor: Supervisor, name: s
 def test_start_of_a_task_that_waits_for_its_lifespan_is_not_noted(supervisor: Supervisor):
     node = supervisor.node("broken")
     task = f"{8:032x}.0.1"
+    supervisor.clear(12)
     node.run(task, {"do": "facts"}, cell=12)
     node.wait_for(EdgeStartFailed)
     assert not supervisor.began(12, task)

@@ -127,22 +127,23 @@ def test_events_after_each_number_are_exactly_the_rest(daemon: Daemon):
     assert list(invocation.events(after=2**62)) == []
 
 
-def test_events_beyond_the_memory_for_partial_results_are_one_gap(daemon: Daemon):
-    """More chunks than are kept, and more than one commit reserves numbers for."""
-    invocation = daemon.client.run("pour", {"chunks": 2_600}, stream=True)
-    assert invocation.result(timeout=WAIT_S) == {"poured": 2_600}
+def test_events_beyond_the_memory_for_partial_results_are_gaps(daemon: Daemon):
+    """More chunks than are kept, and more than one commit reserves numbers for; no event of a node is lost."""
+    invocation = daemon.client.run("twice", {"chunks": [200, 2_400]}, stream=True)
+    assert invocation.result(timeout=WAIT_S) == {"poured": 2_400}
     whole = list(invocation.events())
     check_events(whole, "completed")
-    gaps = [event for event in whole if event.type == "gap"]
-    assert len(gaps) == 1
-    first, last = gaps[0].data["from"], gaps[0].data["to"]
-    assert (first, gaps[0].sequence) == (3, last)
-    assert numbers(whole) == list(range(last - 2, 2_600))
-    for after in (0, 1, 2, 3, last - 1, last, last + 1, 1_999, 2_601, 2_602, 2_603, 2_604):
+    assert [event.sequence for event in whole if event.type == "node_completed"] == [203, 2_605]
+    gaps = [(event.data["from"], event.data["to"], event.sequence) for event in whole if event.type == "gap"]
+    assert [gap[0] for gap in gaps] == [3, 205]
+    assert [gap[1] for gap in gaps] == [gap[2] for gap in gaps]
+    kept = gaps[1][1] + 1
+    assert numbers(whole) == list(range(kept - 205, 2_400))
+    for after in (0, 1, 2, 3, 100, 202, 203, 204, 205, 400, kept - 2, kept - 1, kept, 2_604, 2_605, 2_606):
         rest = list(invocation.events(after=after))
         check_events(rest, "completed" if rest else "running", first=after + 1)
-        kept = [event for event in whole if event.sequence > max(after, last) or event.sequence < first]
-        assert [event for event in rest if event.type != "gap"] == [e for e in kept if e.sequence > after]
+        told = [event for event in rest if event.type != "gap"]
+        assert told == [event for event in whole if event.type != "gap" and event.sequence > after]
 
 
 def test_reader_in_the_middle_sees_what_was_and_what_comes(daemon: Daemon):

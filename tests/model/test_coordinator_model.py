@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hayata.ids import parse_execution_id
+from hayata.ids import Execution, parse_execution_id
 from hayata.messages import ErrorInfo, Partial, RetryManifest
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
@@ -45,6 +45,7 @@ class Histories(RuleBasedStateMachine):
         self.body_started: Counter[tuple[bytes, int]] = Counter()
         self.granted: Counter[tuple[bytes, int]] = Counter()
         self.not_done: Counter[tuple[bytes, int]] = Counter()
+        self.substeps = 0
         self.results: dict[str, bytes] = {}
         self.seen: set[str] = set()
         self.begun: set[str] = set()
@@ -173,6 +174,20 @@ class Histories(RuleBasedStateMachine):
             partial = Partial(name, "edge", number, raw({}))
             self.shell.do(self.shell.coordinator.partial(partial, self.shell.now))
 
+    @precondition(lambda self: self._out())
+    @rule(data=st.data())
+    def substep(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self._out()))
+        self._body_starts(name)
+        self.substeps += 1
+        self.shell.substep(name, 1_000 + self.substeps, self.substeps)
+
+    def _acknowledged(self, execution: Execution) -> set[int]:
+        """Keys of the sub-steps of all attempts of this task that were acknowledged."""
+        acks = [each.ack for each in self.shell.acks if each.ack.error is None and each.ack.number > 1_000]
+        found = [(parse_execution_id(ack.execution_id), ack.number - 1_000) for ack in acks]
+        return {key for of, key in found if of is not None and of[:2] == execution[:2]}
+
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
     def report_again(self, data: st.DataObject) -> None:
@@ -196,6 +211,7 @@ class Histories(RuleBasedStateMachine):
     @rule(proofs=st.booleans())
     def crash(self, proofs: bool) -> None:
         self.shell.reopen(proofs=proofs)
+        self.begun.clear()  # what ran is dead: if it is dispatched now, it begins again
         self.tokens = [each for each in self.tokens if each[2].answers]  # type: ignore[attr-defined]
 
     # what must hold
@@ -225,6 +241,8 @@ class Histories(RuleBasedStateMachine):
         self.shell.begin_body(name)
         execution = parse_execution_id(name)
         assert execution is not None
+        stored = {each.key for each in self.shell.dispatched[name].substeps}
+        assert self._acknowledged(execution) <= stored, "what was acknowledged is given to the next attempt"
         marks = [fact for fact in self.shell.facts(execution.invocation) if isinstance(fact, f.Marked)]
         assert any((mark.step, mark.attempt) == (execution.step, execution.attempt) for mark in marks), (
             "the mark is durable before the body's first instruction"

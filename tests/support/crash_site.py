@@ -27,7 +27,7 @@ from hayata.client.records import Process
 from tests.support.eventually import DEADLINE_S, eventually
 from tests.support.ledger import Ledger
 
-CRASH_APP = str(Path(__file__).with_name("apps") / "crash.py") + ":agents"
+_APP = str(Path(__file__).with_name("apps") / "crash.py") + ":agents"
 _PATIENT = Path(__file__).with_name("patient_daemon.py")
 _MARK = "CRASH_MARK"
 GONE_S = 1.0
@@ -60,10 +60,11 @@ class Daemon:
     """One daemon of a site. `start` it, kill what you like, `start` it again."""
 
     def __init__(
-        self, site: Site, app: str, data_dir: str, sock: str, limits: dict[str, float] | None
+        self, site: Site, agents: tuple[str, ...], data_dir: str, sock: str, limits: dict[str, float] | None
     ) -> None:
-        self.site, self.app, self.data_dir, self.socket = site, app, data_dir, sock
+        self.site, self.data_dir, self.socket = site, data_dir, sock
         self.client = Client(sock)
+        self._agents = agents
         self._limits = limits
         self._guard: subprocess.Popen | None = None
 
@@ -76,13 +77,13 @@ class Daemon:
     def launch(self, **environ: str) -> subprocess.Popen:
         """Start it and don't wait for anything."""
         module = ["-m", "hayata_supervisor.main"] if self._limits is None else [str(_PATIENT)]
-        limits = {} if self._limits is None else {"CRASH_LIMITS": json.dumps(self._limits)}
-        arguments = [self.app, "--data-dir", self.data_dir, "--socket", self.socket]
+        own = {"CRASH_AGENTS": " ".join(self._agents), "CRASH_LIMITS": json.dumps(self._limits)}
+        arguments = [_APP, "--data-dir", self.data_dir, "--socket", self.socket]
         with open(self.site.log, "ab") as log:
             self._guard = subprocess.Popen(
                 [sys.executable, *module, *arguments],
                 cwd=self.site.home,
-                env={**self.site.environ(), **limits, **environ},
+                env={**self.site.environ(), **own, **environ},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -161,14 +162,20 @@ class Site:
 
     def daemon(
         self,
-        app: str = CRASH_APP,
-        *,
+        *agents: str,
         data_dir: str = "d",
         sock: str = "s",
         limits: dict[str, float] | None = None,
     ) -> Daemon:
-        """Make a daemon, not started; ``limits`` are the guard's, where they are not the default."""
-        daemon = Daemon(self, app, f"{self.home}/{data_dir}", f"{self.home}/{sock}", limits)
+        """Make a daemon, not started.
+
+        Args:
+            agents: Which of `tests.support.apps.crash` it serves; all when none is named.
+            data_dir: Name in the site.
+            sock: Name in the site.
+            limits: The guard's `Limits`, where they are not the default.
+        """
+        daemon = Daemon(self, agents, f"{self.home}/{data_dir}", f"{self.home}/{sock}", limits)
         self._daemons.append(daemon)
         return daemon
 

@@ -20,6 +20,8 @@ from hayata.messages import (
     NodeManifest,
     RetryManifest,
     RunTask,
+    Substep,
+    SubstepDone,
     SupervisionManifest,
     TaskCompleted,
     TaskFailed,
@@ -42,6 +44,7 @@ from hayata_supervisor.core.effects import (
     Ready,
     Reply,
     Settled,
+    Warn,
 )
 from hayata_supervisor.core.invocation import Invocation, events_of
 from hayata_supervisor.core.views import restore
@@ -98,8 +101,8 @@ class PureShell:
     def __init__(self, manifest: AgentManifest, cells: int = CELLS) -> None:
         self.manifest = manifest
         self.cells = cells
-        self.notes: dict[int, str] = {}
-        self.coordinator = Coordinator(manifest, Cells(cells))
+        self.notes: dict[int, str] = {}  # cell → who has begun; "" where nobody has; without an entry: unknown
+        self.coordinator = Coordinator(manifest, Cells(cells, self._clear))
         self.time = 1000.0
         self.journals: dict[bytes, list[bytes]] = {}
         self.snapshots: dict[bytes, tuple[int, bytes]] = {}
@@ -114,6 +117,7 @@ class PureShell:
         self.acks: list[Acknowledge] = []
         self.events: dict[bytes, list[tuple[int, str]]] = {}
         self.settled: list[Settled] = []
+        self.warnings: list[dict[str, str | int]] = []
 
     @property
     def now(self) -> Now:
@@ -160,6 +164,8 @@ class PureShell:
                 case PublishPartial():
                     event = effect.event
                     self.events.setdefault(effect.invocation, []).append((event.sequence, event.type))
+                case Warn():
+                    self.warnings.append(effect.fields)
                 case Settled():
                     self.settled.append(effect)
                 case Reply():
@@ -200,15 +206,15 @@ class PureShell:
         return restore(fresh, snapshot, records)
 
     def reopen(self, manifest: AgentManifest | None = None, *, proofs: bool = False) -> None:
-        """Lose everything that is not durable, and recover; ``proofs``: the start notes can be trusted."""
+        """Lose everything that is not durable, and recover; without ``proofs`` the start notes are lost, too."""
         self.manifest = manifest or self.manifest
         self.unsaved, self.asked, self.kills = [], [], []
         self.dispatched = {}
+        if not proofs:
+            self.notes.clear()
         before = dict(self.notes)
-        cells = Cells(self.cells)
-        self.coordinator = Coordinator(
-            self.manifest, cells, lambda cell, execution: not proofs or before.get(cell) == execution
-        )
+        cells = Cells(self.cells, self._clear)
+        self.coordinator = Coordinator(self.manifest, cells, lambda cell, execution: before.get(cell) != "")
         for id in self.open:
             invocation = self.restored(id)
             for task in invocation.tasks:
@@ -216,6 +222,9 @@ class PureShell:
                     cells.hold(task.cell)
             self.coordinator.adopt(invocation, self.memories.get(invocation.session))
         self.do(self.coordinator.begin(self.now))
+
+    def _clear(self, cell: int) -> None:
+        self.notes[cell] = ""
 
     # what the outside says
 
@@ -256,6 +265,11 @@ class PureShell:
         """The probe says that the body had no effect, or that it can't tell."""
         assert self.dispatched.pop(execution).probe
         self.do(self.coordinator.reported(TaskProbed(execution, "edge", not_done), self.now))
+
+    def substep(self, execution: str, number: int, key: int | str, value: object = None) -> None:
+        """The body has called a function with ``ctx.step``."""
+        done = SubstepDone(execution, "edge", number, Substep(key, "fetch", raw(value)))
+        self.do(self.coordinator.substep_done(done, self.now))
 
     def advance(self, seconds: float) -> None:
         self.time += seconds

@@ -338,6 +338,10 @@ class Supervisor:
         assert ready.pid == answer.pid
         return worker
 
+    def clear(self, cell: int) -> None:
+        """Do what a supervisor does before it marks a task."""
+        StartNotes(Path(self.launch.data_dir)).clear(cell)
+
     def began(self, cell: int, execution_id: str) -> bool:
         """Whether the start notes say that a body has begun."""
         return StartNotes(Path(self.launch.data_dir)).began(cell, execution_id)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypedDict
 
 import hayata
 from hayata import (
+    NOT_DONE,
+    UNKNOWN,
     Agent,
     AsyncContext,
     Backoff,
@@ -26,6 +28,7 @@ from hayata import (
     Next,
     Node,
     PolicyContext,
+    Probe,
     Rerun,
     Retry,
     Supervision,
@@ -72,6 +75,39 @@ def seeds_form(state: Mapping[str, Any]) -> dict[str, Any]:
 )
 def decorated(state: State, ctx: Context) -> State:
     return {}
+
+
+def charge(order: str, cents: int) -> int:
+    return cents + len(order)
+
+
+async def ask_bank(order: str) -> bool | None:
+    return order != ""
+
+
+def in_steps(state: State, ctx: Context) -> State:
+    cents: int = ctx.step(charge, "o1", 5)
+    wrong: str = ctx.step(charge, "o1", 5, key="again")  # wrong
+    return {"messages": [{"role": "ai", "content": f"{cents} {wrong}"}]}
+
+
+async def in_steps_later(state: State, ctx: AsyncContext) -> State:
+    cents: int = await ctx.step(charge, "o1", 5)
+    paid: bool | None = await ctx.step(ask_bank, "o1", key="bank")
+    return {"messages": [{"role": "ai", "content": f"{cents} {paid}"}]}
+
+
+def was_charged(ctx: Context) -> Any:
+    return {"messages": []} if ctx.attempt == 1 else UNKNOWN
+
+
+async def was_charged_later(ctx: AsyncContext) -> Any:
+    return NOT_DONE if await ask_bank(ctx.idempotency_key) is None else UNKNOWN
+
+
+probed = Node(in_steps, interrupted=Probe(was_charged, max_attempts=5))
+probed_later = Node(in_steps_later, interrupted=Probe(was_charged_later))
+bad_probe = Node(in_steps, interrupted=Probe(was_charged, attempts=5))  # wrong
 
 
 @node

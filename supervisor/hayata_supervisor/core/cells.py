@@ -1,8 +1,9 @@
 """Start notes, the pure part: which cell of the shared page a task's worker writes its execution id to.
 
 A running mark is durable before the body begins, so after a crash a marked task may or may not have run. The note
-settles many such cases: a worker writes its execution id to its task's cell as its last act before the body, into
-memory that outlives every process of the machine's current boot. No note, same boot: the body never began.
+settles many such cases: the supervisor clears a cell before it marks a task, and a worker writes the execution id to
+it as its last act before the body, in memory that outlives every process of the machine's current boot. The cell is
+still clear: the body never began.
 
 A cell is used again only after all others have been, and never while its execution is out: by then the record of how
 its former execution ended is long durable, since records are stored in order.
@@ -10,15 +11,23 @@ its former execution ended is long durable, since records are stored in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 CELLS = 65_536
 """Cells of the page; more than marks can be between an execution's end and the commit that tells of it."""
 
 
 class Cells:
-    """Hands cells out, around the page."""
+    """Hands cells out, around the page.
 
-    def __init__(self, count: int = CELLS) -> None:
+    Args:
+        count: How many there are.
+        clear: Clears a cell; called for each that is handed out, so before the mark can be durable.
+    """
+
+    def __init__(self, count: int = CELLS, clear: Callable[[int], None] = lambda cell: None) -> None:
         self._count = count
+        self._clear = clear
         self._next = 0
         self._held: set[int] = set()
 
@@ -31,6 +40,7 @@ class Cells:
         cell = self._next
         self._held.add(cell)
         self._next = (cell + 1) % self._count
+        self._clear(cell)
         return cell
 
     def hold(self, cell: int) -> None:

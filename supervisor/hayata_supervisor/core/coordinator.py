@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hayata.ids import parse_execution_id
 from hayata.messages import (
     AgentManifest,
     DecidedFail,
@@ -27,13 +28,16 @@ from hayata.messages import (
     Partial,
     PartialAck,
     PolicyFailed,
+    SubstepDone,
     TaskCompleted,
     TaskEnd,
+    TaskFailed,
     TaskProbed,
 )
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core import reasons
 from hayata_supervisor.core.cells import Cells
+from hayata_supervisor.core.definitions import encode_definition
 from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Token
 from hayata_supervisor.core.invocation import Invocation, Task, info
 from hayata_supervisor.core.merge import merge
@@ -145,19 +149,21 @@ class Coordinator(Recovering):
     def recover(self, changed: str | None, now: Now) -> tuple[list[Effect], list[Invocation]]:
         """Recover what rests. Returns the effects and the invocations that were touched or still need a person.
 
-        A definition of another version is continued, or dropped, only when ``changed`` says so (the caller restarts).
+        One of another version goes on, or is dropped, only when ``changed`` says so (the caller restarts). One whose
+        state did not fit goes on, unless it says ``drop`` or ``restart``.
         """
         touched = []
         for id, rest in list(self.resting.items()):
             invocation = self.invocations[id]
             touched.append(invocation)
-            if invocation.version != self.manifest.version:
-                if changed is None:
-                    continue
-                if changed != "continue":
-                    self._end(invocation, [f.Dropped("its definition has changed")], now)
-                    continue
-                self._persist(invocation, [f.Reversioned(self.manifest.version)], now)
+            differs = invocation.version != self.manifest.version
+            if differs and changed is None:
+                continue
+            if (differs or rest.error.code == "invalid_state") and changed in ("drop", "restart"):
+                self._end(invocation, [*cancellations(invocation), f.Dropped("its definition has changed")], now)
+                continue
+            if differs:
+                self._persist(invocation, [f.Reversioned(self.manifest.version, self.definition)], now)
             del self.resting[id]
             self._recover(invocation, [], now, paused_s=now.wall - rest.since_wall)
         touched += [each for each in self.invocations.values() if each.status == "uncertain" and each not in touched]
@@ -180,7 +186,12 @@ class Coordinator(Recovering):
             case DecidedFinish():
                 self._end(invocation, [f.Finished(answer.result)], now)
             case DecidedFail() | PolicyFailed():
-                self._end(invocation, [f.Aborted(answer.error)], now)
+                unfit = self._misfit(invocation, answer.error) if isinstance(answer, PolicyFailed) else None
+                if unfit is None:
+                    self._end(invocation, [f.Aborted(answer.error)], now)
+                else:
+                    self._unfit[invocation.id] = unfit
+                    self._rest_unfit(invocation, now)
         return self._effects()
 
     def ready(self, execution_id: str, now: Now) -> list[Effect]:
@@ -208,8 +219,14 @@ class Coordinator(Recovering):
             refused = self._completed(invocation, task, report.update, now)
             if refused is not None:
                 self._final_failure(invocation, task, refused, now)
+        elif isinstance(report, TaskFailed) and not report.began and (
+            unfit := self._misfit(invocation, report.error)
+        ):
+            self._not_begun(invocation, task, unfit, now)
         elif not isinstance(report, TaskProbed):
             self._failed(invocation, task, report, now)
+        if invocation is not None:
+            self._rest_unfit(invocation, now)
         for cancel in self._confirmations.pop(report.execution_id, ()):
             cancel.left.discard(report.execution_id)
             if not cancel.left:
@@ -219,21 +236,11 @@ class Coordinator(Recovering):
 
     def partial(self, partial: Partial, now: Now) -> list[Effect]:
         """Number a chunk and publish it behind what is not durable yet; refuse it from an execution that is over."""
-        execution = self.executions.get(partial.execution_id)
-        if execution is None:
-            self.late_messages += 1  # its end was confirmed: nobody is left to be told
-            return []
-        invocation = self.invocations.get(execution.invocation)
-        task = invocation.task(execution.step) if invocation else None
-        over = invocation is None or task is None or task.attempt != execution.attempt or task.status != "running"
-        if invocation is None or over or execution.cause is not None:
-            self.late_messages += 1
-            error = ErrorInfo("execution_not_active", "this execution is not active any more")
-            ack = PartialAck(partial.execution_id, partial.number, error)
-            self._out.append(Acknowledge(self.manifest.id, execution.node, ack))
+        invocation, node = self._active(partial)
+        if invocation is None:
             return self._effects()
         data = {
-            "node_id": execution.node,
+            "node_id": node,
             "execution_id": partial.execution_id,
             "edge_id": partial.edge,
             "result": partial.chunk,
@@ -243,13 +250,39 @@ class Coordinator(Recovering):
         ack = PartialAck(partial.execution_id, partial.number, None)
         after: list[Effect] = [
             PublishPartial(invocation.id, event),
-            Acknowledge(self.manifest.id, execution.node, ack),
+            Acknowledge(self.manifest.id, node, ack),
         ]
         if invocation.sequence > invocation.reserved:
             self._persist(invocation, [], now, extra_reserve=1024).after.extend(after)
         else:
             self._out.append(Barrier(invocation.id, after))
         return self._effects()
+
+    def substep_done(self, done: SubstepDone, now: Now) -> list[Effect]:
+        """Store what a sub-step has returned, and let its body go on when that is durable."""
+        invocation, node = self._active(done)
+        execution = parse_execution_id(done.execution_id)
+        if invocation is not None and execution is not None:
+            fact = f.SubstepDone(execution.step, execution.attempt, node, done.substep)
+            ack = PartialAck(done.execution_id, done.number, None)
+            self._persist(invocation, [fact], now).after.append(Acknowledge(self.manifest.id, node, ack))
+        return self._effects()
+
+    def _active(self, message: Partial | SubstepDone) -> tuple[Invocation | None, str]:
+        """The invocation and the node of a body that waits for an answer; one that is over gets it here."""
+        execution = self.executions.get(message.execution_id)
+        if execution is None:
+            self.late_messages += 1  # its end was confirmed: nobody is left to be told
+            return None, ""
+        invocation = self.invocations.get(execution.invocation)
+        task = invocation.task(execution.step) if invocation else None
+        if task and task.attempt == execution.attempt and task.status == "running" and execution.cause is None:
+            return invocation, execution.node
+        self.late_messages += 1
+        error = ErrorInfo("execution_not_active", "this execution is not active any more")
+        ack = PartialAck(message.execution_id, message.number, error)
+        self._out.append(Acknowledge(self.manifest.id, execution.node, ack))
+        return None, execution.node
 
     def node_given_up(self, node: str, error: ErrorInfo, now: Now) -> list[Effect]:
         """The node fails to stay up: what it was not handed, and what waits for it, fails with ``node_unavailable``."""
@@ -297,6 +330,7 @@ class Coordinator(Recovering):
     def begin(self, now: Now) -> list[Effect]:
         """Recover what `adopt` took over: classify, go on, or rest. No process of an earlier incarnation lives."""
         adopted, self._adopted = self._adopted, []
+        self._warn_of_changes(adopted)
         for invocation in adopted:
             changed = invocation.version != self.manifest.version
             by_hand = self.manifest.resume == "manual"
@@ -314,6 +348,8 @@ class Coordinator(Recovering):
     def take_manifest(self, manifest: AgentManifest, now: Now) -> list[Effect]:
         """Go on with the definition that a new forkserver has loaded; slots in use stay counted."""
         self.manifest = manifest
+        self.definition = encode_definition(manifest.definition)
+        self._warn_of_changes(self.invocations.values())
         gone = ErrorInfo("unknown_node", f"{manifest.id} has no such node any more")
         self.executions.take_nodes(manifest.nodes, gone)
         for slots in self.executions.slots.values():

@@ -124,10 +124,17 @@ class Reply(msgspec.Struct, frozen=True):
     answer: Answer
 
 
+class Warn(msgspec.Struct, frozen=True):
+    """Log something that an operator may want to look at."""
+
+    event: str
+    fields: dict[str, str | int]
+
+
 class Call(msgspec.Struct, frozen=True):
     """Call something. The coordinator never makes one: it lets a shell wait behind a `Barrier`."""
 
     callback: Callable[[], None]
 
 
-Effect: TypeAlias = Persist | Barrier | AskPolicy | Ready | Dispatch | Kill | Acknowledge | Publish | PublishPartial | Settled | Reply | Call
+Effect: TypeAlias = Persist | Barrier | AskPolicy | Ready | Dispatch | Kill | Acknowledge | Publish | PublishPartial | Settled | Reply | Warn | Call

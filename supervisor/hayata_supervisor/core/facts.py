@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from hayata.messages import ErrorInfo, Update, Value
+from hayata.messages import ErrorInfo, Substep, Update, Value
+from hayata_supervisor.core.definitions import EMPTY
 
 
 class _Fact(msgspec.Struct, array_like=True, frozen=True):
@@ -28,9 +29,10 @@ class Accepted(_Fact, frozen=True, tag="accepted"):
 
 
 class Started(_Fact, frozen=True, tag="started"):
-    """It runs, from this state. Event ``invocation_started``."""
+    """It runs, from this state, by this definition (`core.definitions`). Event ``invocation_started``."""
 
     state: Update
+    definition: msgspec.Raw = EMPTY
 
 
 class Decided(_Fact, frozen=True, tag="decided"):
@@ -72,6 +74,15 @@ class Completed(_Fact, frozen=True, tag="completed"):
     node: str
     update: Update
     merge: dict[str, str]
+
+
+class SubstepDone(_Fact, frozen=True, tag="substep"):
+    """The body called a function with ``ctx.step``, and this is what it returned: later attempts get it from here."""
+
+    step: int
+    attempt: int
+    node: str
+    substep: Substep
 
 
 class Failed(_Fact, frozen=True, tag="failed"):
@@ -130,6 +141,7 @@ class Reversioned(_Fact, frozen=True, tag="reversioned"):
     """It goes on with this version of its definition."""
 
     version: str
+    definition: msgspec.Raw = EMPTY
 
 
 class Finished(_Fact, frozen=True, tag="finished"):
@@ -157,6 +169,7 @@ Fact: TypeAlias = (
     | Marked
     | Unmarked
     | Completed
+    | SubstepDone
     | Failed
     | Cancelled
     | Uncertain
@@ -167,6 +180,11 @@ Fact: TypeAlias = (
     | Aborted
     | Dropped
 )
+
+TaskFact: TypeAlias = (
+    Marked | Unmarked | Completed | SubstepDone | Failed | Cancelled | Uncertain | Reconciled
+)
+"""Those that are about one attempt."""
 
 Status: TypeAlias = Literal[
     "queued", "running", "waiting", "recovery_required", "uncertain", "completed", "failed", "cancelled"

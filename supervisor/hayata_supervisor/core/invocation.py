@@ -26,8 +26,9 @@ from typing import Any, assert_never
 import msgspec
 
 from hayata.ids import execution_id
-from hayata.messages import NIL, ErrorInfo, EventInfo, InvocationInfo, Update, Value
+from hayata.messages import NIL, ErrorInfo, EventInfo, InvocationInfo, Substep, Update, Value
 from hayata_supervisor.core import facts as f
+from hayata_supervisor.core.definitions import EMPTY
 from hayata_supervisor.core.merge import merge
 
 
@@ -41,6 +42,7 @@ class Task(msgspec.Struct, array_like=True):
     update: Update | None = None
     retry_at: float = 0.0
     cell: int = -1
+    substeps: list[Substep] = []
 
 
 class Invocation(msgspec.Struct, array_like=True):
@@ -53,6 +55,8 @@ class Invocation(msgspec.Struct, array_like=True):
         sequence: Number of the last event, partial results included.
         reserved: Highest number that an event may have had; recovery counts on from here.
         number: Commits so far.
+        definition: What its agent was when it started, or when a person had it go on with another version; then it
+            is ``reversioned``.
         paused_s: For how long the invocation's timeout has stood still; ``paused_at``: since when it does.
     """
 
@@ -86,6 +90,8 @@ class Invocation(msgspec.Struct, array_like=True):
     sequence: int = 0
     reserved: int = 0
     number: int = 0
+    definition: msgspec.Raw = EMPTY
+    reversioned: bool = False
 
     @property
     def terminal(self) -> bool:
@@ -123,6 +129,7 @@ def apply(invocation: Invocation, fact: f.Fact, at: float) -> None:
         case f.Started():
             invocation.status = "running"
             invocation.state = fact.state
+            invocation.definition = fact.definition
             invocation.started_at = at
         case f.Decided():
             invocation.step = fact.step + len(fact.nodes)
@@ -138,10 +145,12 @@ def apply(invocation: Invocation, fact: f.Fact, at: float) -> None:
             _task(invocation, fact.step).status = "scheduled"
         case f.Completed():
             _complete(invocation, _task(invocation, fact.step), fact.update, fact.merge)
+        case f.SubstepDone():
+            _task(invocation, fact.step).substeps.append(fact.substep)
         case f.Failed():
             task = _task(invocation, fact.step)
             if fact.retry_at is None:
-                task.status = "failed"
+                task.status, task.substeps = "failed", []
                 invocation.failure = fact.error
                 _transition_ended(invocation)
             else:
@@ -160,7 +169,8 @@ def apply(invocation: Invocation, fact: f.Fact, at: float) -> None:
             invocation.paused_s += fact.paused_s
             invocation.paused_at = None
         case f.Reversioned():
-            invocation.version = fact.version
+            invocation.version, invocation.reversioned = fact.version, True
+            invocation.definition = fact.definition
         case f.Finished():
             _end(invocation, "completed", at)
             invocation.result = fact.result
@@ -182,7 +192,7 @@ def _task(invocation: Invocation, step: int) -> Task:
 
 
 def _complete(invocation: Invocation, task: Task, update: Update, operations: dict[str, str]) -> None:
-    task.status = "completed"
+    task.status, task.substeps = "completed", []
     if invocation.parallel:
         task.update = update
     else:
@@ -210,7 +220,7 @@ def _reconcile(invocation: Invocation, task: Task, fact: f.Reconciled) -> None:
     if fact.update is not None:
         _complete(invocation, task, fact.update, fact.merge)
     elif fact.error is not None:
-        task.status = "failed"
+        task.status, task.substeps = "failed", []
         invocation.failure = fact.error
         _transition_ended(invocation)
     else:

@@ -55,6 +55,16 @@ def unknown_node(manifest: AgentManifest, node: str) -> ErrorInfo:
     return ErrorInfo("unknown_node", f"{manifest.id} has no node {node!r} any more")
 
 
+def unfit(why: ErrorInfo, changes: list[str], manifest: AgentManifest) -> ErrorInfo:
+    """The state doesn't fit the definition of the day, which is another than the one it was made by."""
+    told = f" ({'; '.join(changes)})" if changes else ""
+    return msgspec.structs.replace(
+        why,
+        message=f"{why.message}: its state was made by another definition{told}",
+        hint=f"start the daemon with a state_type that fits, or hayata recover {manifest.id} --changed restart|drop",
+    )
+
+
 def no_answer(why: ErrorInfo) -> ErrorInfo:
     """The probe of a task that was cut off gave none."""
     return msgspec.structs.replace(why, message=f"its probe gave no answer: {why.message}")

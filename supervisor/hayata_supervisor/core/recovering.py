@@ -6,11 +6,17 @@ The middle of the coordinator, between what follows from what (`core.transitions
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import assert_never
+
+import msgspec
 
 from hayata.messages import ErrorInfo, TaskCompleted, TaskEnd, TaskFailed, TaskInterrupted, TaskProbed
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core import reasons
+from hayata_supervisor.core.definitions import changes
+from hayata_supervisor.core.effects import Warn
 from hayata_supervisor.core.executions import Execution
 from hayata_supervisor.core.invocation import Invocation, Task
 from hayata_supervisor.core.recovery import LOST, classify
@@ -107,11 +113,52 @@ class Recovering(Transitions):
         else:
             self._final_failure(invocation, task, error, now)
 
+    # ---- state that does not fit -----------------------------------------------------------------------------------
+
+    def _misfit(self, invocation: Invocation, error: ErrorInfo) -> ErrorInfo | None:
+        """Why an invocation should rest whose state does not fit; None where the definition is not to blame.
+
+        Resting, it can go on when the definition fits again, or be restarted; failing, it would be lost for a slip.
+        """
+        if error.code != "invalid_state":
+            return None
+        found = changes(invocation.definition, self.definition)
+        return reasons.unfit(error, found, self.manifest) if found or invocation.reversioned else None
+
+    def _not_begun(self, invocation: Invocation, task: Task, why: ErrorInfo, now: Now) -> None:
+        """A body could not be given its state: it is scheduled again, and the invocation rests."""
+        self._persist(invocation, [f.Unmarked(task.step, task.attempt, task.node)], now)
+        self._unfit[invocation.id] = why
+
+    def _rest_unfit(self, invocation: Invocation, now: Now) -> None:
+        """Have it rest when nothing of it runs any more: branches may have begun with the same state before."""
+        if invocation.id in self._unfit and self._goes_on(invocation):
+            if not any(task.status == "running" for task in invocation.tasks):
+                self.admission.running -= 1
+                self._rest(invocation, self._unfit.pop(invocation.id), now)
+                self._start_queued(now)
+
+    def _warn_of_changes(self, invocations: Iterable[Invocation]) -> None:
+        """Log what has changed in a definition whose version has not: once for each that these were made by."""
+        counts = Counter(
+            bytes(each.definition)
+            for each in invocations
+            if each.version == self.manifest.version and each.status in ("running", "uncertain")
+        )
+        for definition, count in counts.items():
+            found = changes(msgspec.Raw(definition), self.definition)
+            if found:
+                fields: dict[str, str | int] = {
+                    "agent": self.manifest.id,
+                    "version": self.manifest.version,
+                    "invocations": count,
+                    "changes": "; ".join(found),
+                }
+                self._out.append(Warn("definition changed, its version did not", fields))
+
     # ---- recovery --------------------------------------------------------------------------------------------------
 
-    def _recover(
-        self, invocation: Invocation, facts: list[f.Fact], now: Now, *, paused_s: float
-    ) -> None:
+    def _recover(self, invocation: Invocation, facts: list[f.Fact], now: Now, *, paused_s: float) -> None:
         """Classify what is marked and runs nowhere, and go on unless a person must decide.
 
         Args:

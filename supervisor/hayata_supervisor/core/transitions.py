@@ -27,6 +27,7 @@ from hayata_supervisor.core import reasons
 from hayata_supervisor.core.admission import Admission
 from hayata_supervisor.core.cells import Cells
 from hayata_supervisor.core.commits import Growth, make_record
+from hayata_supervisor.core.definitions import encode_definition
 from hayata_supervisor.core.effects import (
     AskPolicy,
     Barrier,
@@ -79,6 +80,7 @@ class Transitions:
         began: Callable[[int, str], bool] = lambda cell, execution: True,
     ) -> None:
         self.manifest = manifest
+        self.definition = encode_definition(manifest.definition)
         self.invocations: dict[bytes, Invocation] = {}
         self.names: dict[str, bytes] = {}
         self.keys: dict[str, bytes] = {}
@@ -88,6 +90,7 @@ class Transitions:
         self.draining = False
         self._began = began
         self._unavailable: ErrorInfo | None = None
+        self._unfit: dict[bytes, ErrorInfo] = {}
         self._starting = False
         self._evaluations: dict[int, bytes] = {}
         self._evaluating: dict[bytes, int] = {}
@@ -106,7 +109,7 @@ class Transitions:
         self.admission.hold(invocation.session, invocation.id)
         self.admission.running += 1
         invocation.version = self.manifest.version
-        self._persist(invocation, [*facts, f.Started(state)], now, token=token, hold=True)
+        self._persist(invocation, [*facts, f.Started(state, self.definition)], now, token=token, hold=True)
         self._arm_timeout(invocation, now)
         self._ask_policy(invocation, now)
 
@@ -358,6 +361,7 @@ class Transitions:
         if invocation.key is not None:
             self.keys.pop(invocation.key, None)
         self.resting.pop(invocation.id, None)
+        self._unfit.pop(invocation.id, None)
         self._evaluating.pop(invocation.id, None)
         self._growth.pop(invocation.id, None)
         self.admission.leave(invocation.session, invocation.id)

@@ -47,7 +47,7 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
         name = execution_id(invocation, step, attempt)
         found[step, attempt] = TaskInfo(name, node, step, attempt, "scheduled", scheduled_at=at)
 
-    def change(fact: f.Marked | f.Unmarked | f.Completed | f.Failed | f.Cancelled | f.Uncertain | f.Reconciled, **values: object) -> None:
+    def change(fact: f.TaskFact, **values: object) -> None:
         found[fact.step, fact.attempt] = msgspec.structs.replace(found[fact.step, fact.attempt], **values)
 
     for encoded in records:
@@ -64,6 +64,10 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
                     change(fact, status="scheduled", started_at=None)
                 case f.Completed():
                     change(fact, status="completed", ended_at=at, update=fact.update)
+                case f.SubstepDone():
+                    stored = found[fact.step, fact.attempt].substeps
+                    key = fact.substep.key
+                    change(fact, substeps=[*stored, key if isinstance(key, str) else fact.substep.name])
                 case f.Failed():
                     change(fact, status="failed", ended_at=at, error=fact.error)
                     if fact.retry_at is not None:

@@ -2,7 +2,12 @@
 
 A write to a shared mapping costs a third of a microsecond and outlives every process of this boot; a power cut takes
 it. So the header says to which boot and to which file (device and inode: a copied directory proves nothing) the notes
-belong, and when that doesn't fit, everything may have begun.
+belong, and when that doesn't fit, the page is made anew and everything may have begun.
+
+A cell is in one of three states. *Unknown*: the page was made when there may have been marks already. *Clear*: the
+supervisor was about to mark an execution, which has not begun. A *note*: it has begun. So only what the supervisor
+has written can prove that a body never began: a mark that is older than the page, and rests through any number of
+restarts, stays unknown.
 
 `core.cells` says why a cell is never overwritten too early.
 """
@@ -14,16 +19,19 @@ import os
 from pathlib import Path
 
 from hayata.ids import parse_execution_id
+from hayata_supervisor import failpoints
 from hayata_supervisor.core.cells import CELLS
 
 FILE = "starts"
 _CELL_BYTES = 32
 _HEADER_BYTES = 4096
 _SIZE = _HEADER_BYTES + CELLS * _CELL_BYTES
+_UNKNOWN = b"\xff" * _CELL_BYTES  # no execution has such an id: it would be of the year 10889
+_CLEAR = bytes(_CELL_BYTES)
 
 
 class StartNotes:
-    """The supervisor's view: what the incarnation before has noted. Opening it makes the page ready for the next.
+    """The supervisor's view: what the incarnations before have noted. Opening it makes the page ready for the next.
 
     Raises:
         OSError: The file can't be made.
@@ -37,17 +45,27 @@ class StartNotes:
             if not trusted:
                 os.ftruncate(fd, 0)
                 os.posix_fallocate(fd, 0, _SIZE)  # room now: a page that finds none later would be a SIGBUS
+                _write_all(fd, _UNKNOWN * CELLS, _HEADER_BYTES)
+                failpoints.hit("notes.before_own")
                 os.pwrite(fd, owner, 0)
-            self._before = os.pread(fd, _SIZE, 0) if trusted else None
+                failpoints.hit("notes.after_own")
+            self._before = os.pread(fd, _SIZE, 0)
+            self._page = mmap.mmap(fd, _SIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(fd)
 
+    def clear(self, cell: int) -> None:
+        """Note that what is about to be marked has not begun."""
+        if cell >= 0:
+            start = _HEADER_BYTES + cell * _CELL_BYTES
+            self._page[start : start + _CELL_BYTES] = _CLEAR
+
     def began(self, cell: int, execution_id: str) -> bool:
         """Whether the execution may have begun, as far as the incarnations before this one can tell."""
-        if self._before is None or cell < 0:
+        if cell < 0:
             return True
         start = _HEADER_BYTES + cell * _CELL_BYTES
-        return self._before[start : start + _CELL_BYTES] == _note(execution_id)
+        return self._before[start : start + _CELL_BYTES] != _CLEAR
 
 
 class NoteWriter:
@@ -77,6 +95,13 @@ def _note(execution_id: str) -> bytes:
     return execution.invocation + step.to_bytes(8, "big") + attempt.to_bytes(8, "big")
 
 
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def _owner(fd: int) -> bytes:
     """To whom notes belong: this boot, and this very file."""
     status = os.fstat(fd)
@@ -84,4 +109,4 @@ def _owner(fd: int) -> bytes:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:  # not Linux: no boot is like another
         boot = os.urandom(16).hex().encode()
-    return b"hayata starts 1 %s %d %d\n" % (boot, status.st_dev, status.st_ino)
+    return b"hayata starts 2 %s %d %d\n" % (boot, status.st_dev, status.st_ino)

@@ -23,6 +23,7 @@ from hayata.messages import (
     PartialAck,
     ProcessInfo,
     RunTask,
+    SubstepDone,
     TaskCompleted,
     TaskEnd,
     TaskFailed,
@@ -146,7 +147,7 @@ class NodeLink(WorkerLink):
         kind = type(message)
         if kind is TaskCompleted or kind is TaskFailed or kind is TaskProbed or kind is TaskInterrupted:
             self._ended(message)  # type: ignore[arg-type]
-        elif kind is Partial:
+        elif kind is Partial or kind is SubstepDone:
             self._partial(message)  # type: ignore[arg-type]
         elif kind is Output:
             self._ground.log.output(message, agent=self.agent, node=self._name)  # type: ignore[arg-type]
@@ -166,7 +167,7 @@ class NodeLink(WorkerLink):
             report = _not_started(report.execution_id, self._why_given_up())  # not that it was told to stop
         self._listener.task_reported(self.agent, self._name, report)
 
-    def _partial(self, partial: Partial) -> None:
+    def _partial(self, partial: Partial | SubstepDone) -> None:
         if partial.execution_id in self._sent:
             self._listener.task_reported(self.agent, self._name, partial)
             return

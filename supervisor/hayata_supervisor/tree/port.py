@@ -15,13 +15,14 @@ from hayata.messages import (
     Output,
     Partial,
     PolicyFailed,
+    SubstepDone,
     TaskEnd,
     UpdateChecked,
     encode,
 )
 
 AgentAnswer: TypeAlias = DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
-TaskReport: TypeAlias = TaskEnd | Partial
+TaskReport: TypeAlias = TaskEnd | Partial | SubstepDone
 
 
 class WorkerListener(Protocol):
@@ -39,7 +40,7 @@ class WorkerListener(Protocol):
         """One `evaluate` or `check_update` is answered, exactly once; in their order, if none failed."""
 
     def task_reported(self, agent_id: str, node: str, report: TaskReport) -> None:
-        """A task sent a chunk, or ended: once for each `dispatch`, when its process is dead or free."""
+        """A task sent a chunk or sub-step, or ended: once for each `dispatch`, its process dead or free."""
 
     def node_given_up(self, agent_id: str, node: str, error: ErrorInfo) -> None:
         """The node's worker does not stay up, and rests."""

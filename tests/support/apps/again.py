@@ -1,4 +1,4 @@
-"""Agents whose nodes say what happens when they run again: probes.
+"""Agents whose nodes say what happens when they run again: probes, sub-steps.
 
 Ledger and gates as in `crash`, beside it.
 """
@@ -10,7 +10,7 @@ import os
 
 from crash import HOME, body, note, once, wait_for_gate, wanted
 
-from hayata import NOT_DONE, UNKNOWN, Agent, Node, Probe
+from hayata import NOT_DONE, UNKNOWN, Agent, Node, Probe, Rerun, Retry
 
 # A payment: what happened is known outside, under the idempotency key.
 
@@ -69,7 +69,48 @@ def paying(id, probe=was_paid, **options):
     return Agent(id=id, nodes=nodes, decision_policy=once("pay"))
 
 
+# Sub-steps: each call is in the ledger, and tells which attempt has made its result.
+
+
+def work(ctx, name):
+    note("substep", invocation=ctx.invocation_id, attempt=ctx.attempt, name=name)
+    if (gate := wanted(ctx, f"{name}_gate")) and ctx.attempt == 1:
+        wait_for_gate(gate)
+    return (name, ctx.attempt)
+
+
+def in_steps(state, ctx):
+    with body(ctx) as result:
+        result["first"] = ctx.step(work, ctx, "first")
+        if (gate := wanted(ctx, "gate")) and ctx.attempt == 1:
+            wait_for_gate(gate)
+        result["second"] = ctx.step(work, ctx, "second", key="second")
+        if wanted(ctx, "fail") and ctx.attempt == 1:
+            raise ConnectionError("try again")
+        result["third"] = ctx.step(work, ctx, "third")
+    return result
+
+
+async def work_later(ctx, name):
+    note("substep", invocation=ctx.invocation_id, attempt=ctx.attempt, name=name)
+    await asyncio.sleep(0.01 if name == "first" else 0)
+    return (name, ctx.attempt)
+
+
+async def in_steps_later(state, ctx):
+    first, second = await asyncio.gather(
+        ctx.step(work_later, ctx, "first"), ctx.step(work_later, ctx, "second")
+    )
+    if ctx.attempt == 1:
+        os.abort()
+    return {"first": first, "second": second, "third": await ctx.step(work_later, ctx, "third")}
+
+
+AGAIN = {"retry": Retry(max_attempts=2, backoff=0), "interrupted": Rerun(max_attempts=2)}
+
 agents = [
+    Agent(id="steps", nodes=[Node(in_steps, **AGAIN)], decision_policy=once("in_steps")),
+    Agent(id="steps_later", nodes=[Node(in_steps_later, **AGAIN)], decision_policy=once("in_steps_later")),
     paying("pay"),
     paying("pay_in_time", execution_timeout=0.5),
     Agent(

@@ -220,7 +220,7 @@ def short():
     return Agent(id="short", nodes=[*plain, again], decision_policy=briefly, merge={"log": "append"})
 
 
-agents = [
+all_agents = [
     line("line", act()),
     line("manual", act(), resume="manual"),
     line("again", act(interrupted=RERUN)),
@@ -231,3 +231,6 @@ agents = [
     Agent(id="thinker", nodes=[node("prepare")], decision_policy=ponder),
     short(),
 ]
+
+wanted_agents = os.environ.get("CRASH_AGENTS", "").split()
+agents = [agent for agent in all_agents if agent.id in wanted_agents] or all_agents

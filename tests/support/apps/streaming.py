@@ -43,6 +43,13 @@ def both_pour(context):
     return Finish(context.parallel_results)
 
 
+def pour_twice(context):
+    """The first time a little, so that the end of its node lies between many chunks."""
+    if context.step < 2:
+        return Next("pour", {"chunks": context.input["chunks"][context.step]})
+    return Finish(context.state)
+
+
 # What goes on to stream after the body has ended is waited for by the lifespan, so that it can be heard.
 
 
@@ -108,6 +115,7 @@ agents = [
     Agent(id="echo", nodes=[echo], decision_policy=once("echo")),
     Agent(id="pour", nodes=[pour], decision_policy=once("pour")),
     Agent(id="pour_async", nodes=[pour_async], decision_policy=once("pour_async")),
+    Agent(id="twice", nodes=[pour], decision_policy=pour_twice),
     Agent(id="both", nodes=[pour, pour_async], decision_policy=both_pour),
     Agent(id="linger", nodes=[Node(linger, max_tasks=1)], decision_policy=once("linger"), lifespan=threads),
     Agent(
