@@ -18,7 +18,7 @@ from hayata.errors import HayataError
 from hayata.framing import FrameTooLarge
 from hayata_supervisor import failpoints
 from hayata_supervisor.process.channel import Channel
-from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.process.reactor import Reactor, Timer
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.tree.port import Log, failure
 
@@ -26,6 +26,8 @@ _MAX_CONNECTIONS = 1_024
 _MAX_ASKED = 10_000
 _MAX_QUEUED_BYTES = 1024 * 1024
 _ACCEPTS_A_TURN = 64
+_PAUSE_S = 0.1
+"""After an accept that failed: the connection is still there, and would wake us at once, again and again."""
 
 _decode = m.decoder(m.ToServer).decode
 _skim = m.decoder(msgspec.Raw).decode
@@ -62,9 +64,14 @@ class Server:
         self._gone = gone
         self._cap = cap_bytes
         self._connections: set[Connection] = set()
+        self._pause: Timer | None = None
         if listener is not None:
             listener.setblocking(False)
-            reactor.watch_read(listener.fileno(), self._accept)
+            self._listen()
+
+    def _listen(self) -> None:
+        assert self._listener is not None
+        self._reactor.watch_read(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -75,7 +82,9 @@ class Server:
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptors left: clients wait in the queue until some are
-                self.log.warning("accept failed", error=str(error))
+                self.log.warning("accept failed", error=str(error), again_in_s=_PAUSE_S)
+                self._reactor.unwatch_read(self._listener.fileno())
+                self._pause = self._reactor.call_later(_PAUSE_S, self._listen)
                 return
             failpoints.hit("server.after_accept", sock)
             connection = self.adopt(sock)
@@ -99,6 +108,8 @@ class Server:
         """Write what can be written, close the connections and stop to listen; the guard keeps the socket."""
         if self._listener is not None:
             self._reactor.unwatch_read(self._listener.fileno())
+        if self._pause is not None:
+            self._pause.cancel()
         for connection in list(self._connections):
             connection.channel.flush()
             connection.channel.close()

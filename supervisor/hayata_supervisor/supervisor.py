@@ -39,6 +39,7 @@ from hayata_supervisor.process.start_notes import StartNotes
 from hayata_supervisor.process.sweep import kill_children
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.server import Connection, Server
+from hayata_supervisor.store.layout import SCHEMA
 from hayata_supervisor.store.lmdb_store import open_store
 from hayata_supervisor.tree import WorkerTree
 from hayata_supervisor.tree.port import failure
@@ -89,6 +90,8 @@ class Supervisor:
         failpoints.hit("supervisor.before_open")
         store = open_store(Path(launch.data_dir))
         failpoints.hit("supervisor.after_open")
+        if store.schema_before != SCHEMA:
+            self._log.info("store migrated", schema_before=store.schema_before, schema=SCHEMA)
         self._engine = Engine(
             self._reactor,
             store,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hayata.client.options import absolute_reference
 from tests.chaos.plan import ROLES
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit code: 0 when nothing was violated, 1 when something was, 130 after Ctrl-C."""
     options = _parse(arguments)
     app = absolute_reference(options.app)
-    wanted = Wanted(options.minutes * 60, options.seed, options.roles, app, options.lanes)
+    wanted = Wanted(options.minutes * 60, options.seed, options.roles, app, options.input, options.lanes)
     if options.plan:
         for fault in wanted.plan:
             print(fault)
@@ -64,6 +65,13 @@ def _roles(text: str) -> list[str]:
     return roles
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos",
@@ -74,6 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="the same seed makes the same plan")
     add("--roles", type=_roles, default=list(ROLES), metavar="ROLE,ROLE", help=", ".join(ROLES))
     add("--app", default=APP, help="another app, of which less is known and less is checked")
+    add("--input", type=_json, default={}, metavar="JSON", help="input of that app's invocations")
     add("--lanes", type=int, default=12, help="invocations at once, of each of the two clients")
     add("--plan", action="store_true", help="print the plan, and do nothing")
     add("--keep", action="store_true", help="keep the directory with ledgers, log and store")

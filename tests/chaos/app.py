@@ -277,11 +277,7 @@ agents = [
     ),
     _agent(
         "flaky",
-        [
-            Node(
-                flaky, name="try", concurrency=2, interrupted=RERUN, retry=Retry(max_attempts=3, backoff=0.02)
-            )
-        ],
+        [Node(flaky, name="try", concurrency=2, interrupted=RERUN, retry=Retry(max_attempts=3, backoff=0.02))],
         forgiving,
         on_failure="policy",
     ),

@@ -56,9 +56,7 @@ class Faults:
         """The load begins: the plan's time runs from now on."""
         self._began = time.monotonic()
         for fault in self._plan:
-            self._at(
-                self._began + fault.at_s, lambda fault=fault: self._inflict(fault, self._began + fault.at_s)
-            )
+            self._at(self._began + fault.at_s, lambda fault=fault: self._inflict(fault, self._began + fault.at_s))
 
     def run(self, until_s: float) -> None:
         """Work until the plan is carried out and given back, and ``until_s`` seconds are over."""
@@ -134,9 +132,10 @@ class Faults:
                 os.kill(victim.pid, signal.SIGCONT)
 
     def _squeeze(self, fault: Fault, victim: Process) -> None:
-        used = len(list_descriptors(victim.pid))
+        greatest = max(map(int, list_descriptors(victim.pid)), default=2)
         before = resource.prlimit(victim.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(victim.pid, resource.RLIMIT_NOFILE, (used + fault.spare, before[1]))
+        # Not below a number that is in use: poll(2) refuses more descriptors than there may be.
+        resource.prlimit(victim.pid, resource.RLIMIT_NOFILE, (greatest + 1 + fault.spare, before[1]))
         self._at(time.monotonic() + fault.for_s, lambda: self._release(victim, before))
 
     def _release(self, victim: Process, before: tuple[int, int]) -> None:

@@ -19,15 +19,18 @@ class Job(NamedTuple):
     """One invocation to ask for."""
 
     agent: str
-    input: dict[str, Any]
+    input: Any
     options: dict[str, Any]
 
 
-def make_job(dice: random.Random, agents: Sequence[AgentRecord], *, ours: bool) -> Job:
-    """Choose one; for the agents of another app its input is empty."""
-    if not ours:
-        session = f"s{dice.randrange(_SESSIONS)}"
-        return Job(dice.choice(agents).id, {}, {"session": session, "on_busy": "queue"})
+def other_job(dice: random.Random, agents: Sequence[AgentRecord], input: Any) -> Job:
+    """Choose an agent of another app, of which nothing is known."""
+    session = f"s{dice.randrange(_SESSIONS)}"
+    return Job(dice.choice(agents).id, input, {"session": session, "on_busy": "queue"})
+
+
+def make_job(dice: random.Random) -> Job:
+    """Choose what to ask of our own agents."""
     agent = dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     input: dict[str, Any] = {"base": dice.randrange(1000), "slow": dice.random() < 0.25}
     options: dict[str, Any] = {}

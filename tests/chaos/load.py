@@ -1,14 +1,15 @@
 """The clients: run, await, follow, cancel, settle, recover; and write down all that they are told.
 
-    python -m tests.chaos.load blocking|async SEED LANES [OTHER_APP]
+    python -m tests.chaos.load blocking|async SEED LANES [INPUT]
 
-A program of its own, started by `tests.chaos.run` with ``$CHAOS_HOME`` and ``$HAYATA_SOCKET``; it works until
-SIGTERM, brings what it has begun to an end, or leaves it, and exits with 0.
+A program of its own, started by `tests.chaos.run` with ``$CHAOS_HOME`` and ``$HAYATA_SOCKET``. It works until SIGTERM,
+brings what it has begun to an end, or leaves it, and exits with 0. INPUT is for the agents of an app that isn't ours.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -22,7 +23,7 @@ from uuid import uuid4
 from hayata.client.records import RESTING, TERMINAL
 from hayata.errors import HayataError, InvocationCancelled, InvocationFailed, RecoveryNeeded
 from tests.chaos.faces import AsyncFace, BlockingFace, Face
-from tests.chaos.jobs import Job, make_job, settlement
+from tests.chaos.jobs import Job, make_job, other_job, settlement
 from tests.chaos.ledger import Ledger
 from tests.chaos.story import describe
 
@@ -70,11 +71,11 @@ class Reader:
 class Load:
     """Many lanes, each with one invocation at a time."""
 
-    def __init__(self, face: Face, ledger: Ledger, seed: str, *, ours: bool) -> None:
+    def __init__(self, face: Face, ledger: Ledger, seed: str, input: str | None) -> None:
         self._face = face
         self._ledger = ledger
         self._seed = seed
-        self._ours = ours
+        self._input = input
         self._stopping = asyncio.Event()
 
     async def run(self, lanes: int) -> None:
@@ -113,7 +114,8 @@ class Load:
     # One invocation
 
     async def _one(self, dice: random.Random) -> None:
-        job = make_job(dice, self._agents, ours=self._ours)
+        ours = self._input is None
+        job = make_job(dice) if ours else other_job(dice, self._agents, json.loads(self._input or "null"))
         id = uuid4().hex
         way = dice.choices(list(_WAYS), list(_WAYS.values()))[0]
         options = {**job.options, "invocation_id": id, **({"key": f"k{id}"} if way == "twice" else {})}
@@ -121,7 +123,7 @@ class Load:
         try:
             record = await self._ask(self._face.run, job.agent, job.input, **options)
         except HayataError as error:
-            if self._ours and (error.code not in _REFUSALS or "session" not in options):
+            if ours and (error.code not in _REFUSALS or "session" not in options):
                 raise
             self._ledger.note("refused", id=id, code=error.code)
             return
@@ -193,7 +195,7 @@ class Load:
             return
         for task in await self._ask(self._face.tasks, id):
             if task.status == "uncertain":
-                verdict = settlement(dice, task, job.input.get("base"))
+                verdict = settlement(dice, task, job.input["base"] if self._input is None else None)
                 self._ledger.note("settling", id=id, task=task.id, verdict=verdict)
                 try:
                     await self._ask(self._face.reconcile, id, task.id, by="load", **verdict)
@@ -205,14 +207,14 @@ class Load:
                     self._ledger.note("settled", id=id, task=task.id, verdict=verdict)
 
 
-async def main(kind: str, seed: str, lanes: int, *, ours: bool) -> None:
+async def main(kind: str, seed: str, lanes: int, input: str | None) -> None:
     """Be one of the clients."""
     socket = os.environ["HAYATA_SOCKET"]
     face = AsyncFace(socket) if kind == "async" else BlockingFace(socket, 4 * lanes)
     ledger = Ledger(Path(os.environ["CHAOS_HOME"]) / f"told-{kind}")
-    await Load(face, ledger, f"{seed}:{kind}", ours=ours).run(lanes)
+    await Load(face, ledger, f"{seed}:{kind}", input).run(lanes)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), ours=len(sys.argv) < 5))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else None))
     os._exit(0)  # threads may wait for events that never come

@@ -63,9 +63,7 @@ class Family:
 
     def read(self, guard: int) -> Snapshot:
         """Take a snapshot. ``guard``: pid of the guard that was started last."""
-        found = [
-            process for name in os.listdir("/proc") if name.isdigit() and (process := stat(name)) is not None
-        ]
+        found = [process for name in os.listdir("/proc") if name.isdigit() and (process := stat(name)) is not None]
         seen = {(process.pid, process.started) for process in found}
         self._ours = {key: ours for key, ours in self._ours.items() if key in seen}
         members = {process.pid: process for process in found if self._is_ours(process, guard)}
@@ -161,9 +159,7 @@ class Snapshot:
                     yield process, f"zombie of {parent.name}"
             elif process.pid not in reached:
                 yield process, "left behind by a dead incarnation"
-            elif (
-                parent is not None and parent.name == SUPERVISOR and not _may_be_child_of_supervisor(process)
-            ):
+            elif parent is not None and parent.name == SUPERVISOR and not _may_be_child_of_supervisor(process):
                 yield process, "orphan at the supervisor"
             elif parent is not None and _is_node(parent, self.members) and not process.is_worker:
                 yield process, f"orphan at node {parent.name}"

@@ -41,9 +41,7 @@ def _counts(verdict: Verdict) -> Iterator[tuple[str, int | str]]:
     for status, count in sorted(statuses.items()):
         yield f"  {status}", count
     codes = Counter(
-        told.record.error.code
-        for told in story.told.values()
-        if told.record.error and told.record.status == "failed"
+        told.record.error.code for told in story.told.values() if told.record.error and told.record.status == "failed"
     )
     for code, count in sorted(codes.items()):
         yield f"    {code}", count

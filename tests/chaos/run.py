@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hayata import Client
 from hayata.loading import load_app
@@ -40,6 +41,7 @@ class Wanted(NamedTuple):
         seed: Of the plan and of the load.
         roles: Whose processes are hurt.
         app: Reference of the app.
+        input: Of its invocations; our own app has inputs of its own.
         lanes: Invocations at once, of each client.
     """
 
@@ -47,6 +49,7 @@ class Wanted(NamedTuple):
     seed: int
     roles: Collection[str]
     app: str = APP
+    input: Any = None
     lanes: int = 12
 
     @property
@@ -130,7 +133,7 @@ class Run:
     # The clients
 
     def _client(self, kind: str) -> subprocess.Popen[bytes]:
-        other = [] if self._ours else [self._wanted.app]
+        other = [] if self._ours else [json.dumps(self._wanted.input)]
         arguments = ["-m", "tests.chaos.load", kind, str(self._wanted.seed), str(self._wanted.lanes), *other]
         return self._runtime.spawn(arguments)
 
@@ -153,7 +156,7 @@ class Run:
 
     def _settle(self, ledger: Ledger, faults: Faults) -> None:
         asked: list[Line] = [line for line in heard_lines(self._runtime.home) if line["what"] == "asked"]
-        bases = {line["id"]: line["input"].get("base") for line in asked}
+        bases = {line["id"]: line["input"]["base"] for line in asked if self._ours}
         with Client(self._runtime.socket) as client:
             self._note(10, settle(client, ledger, bases, self._wanted.seed))
         faults.look()

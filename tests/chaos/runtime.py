@@ -60,9 +60,7 @@ class Runtime:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the daemon; don't wait for anything."""
-        self.guard = self.spawn(
-            [str(_PATIENT), self.app, "--data-dir", str(self.data_dir), "--socket", self.socket]
-        )
+        self.guard = self.spawn([str(_PATIENT), self.app, "--data-dir", str(self.data_dir), "--socket", self.socket])
         return self.guard
 
     def spawn(self, arguments: list[str]) -> subprocess.Popen[bytes]:

@@ -60,9 +60,7 @@ def events(tasks: list[Task], id: str, result: dict) -> list[Event]:
 
 
 def record(id: str, agent: str, result: dict) -> InvocationRecord:
-    return InvocationRecord(
-        id, agent, "completed", "1", None, None, False, 3, 1.0, 1.0, 9.0, result, None, None
-    )
+    return InvocationRecord(id, agent, "completed", "1", None, None, False, 3, 1.0, 1.0, 9.0, result, None, None)
 
 
 def told(id: str, agent: str, tasks: list[Task], result: dict) -> Told:
@@ -82,9 +80,7 @@ def line_told() -> Told:
 
 def fan_told() -> Told:
     branches = {0: "right", 1: "wait", 2: "left", 4: "left"}
-    updates: dict[int, dict] = {
-        step: {"branch": name, "token": f"t{step}"} for step, name in branches.items()
-    }
+    updates: dict[int, dict] = {step: {"branch": name, "token": f"t{step}"} for step, name in branches.items()}
     updates[3] = {"sum": SUM[3], "log": "token 3", "results": [updates[0], updates[1], updates[2]]}
     updates[5] = {"sum": SUM[5], "log": "token 5", "results": [updates[4]]}
     tasks = [task(FAN, step, updates[step], node=branches.get(step, "join")) for step in range(6)]
@@ -107,9 +103,7 @@ def story() -> Story:
     """Two invocations, as promised. The first body of step 1 of ``line`` was killed."""
     clock = Clock()
     line, fan = line_told(), fan_told()
-    bodies = [
-        written for of in (line, fan) for each in of.tasks for written in body(clock, each, of.record.id)
-    ]
+    bodies = [written for of in (line, fan) for each in of.tasks for written in body(clock, each, of.record.id)]
     cut_off = next(each for each in bodies if each["execution"] == f"{LINE}.1.1" and each["what"] == "end")
     faults = [{"what": "kill", "role": "edge", "pid": 50, "mono": cut_off["mono"]}]
     bodies.remove(cut_off)
@@ -128,9 +122,7 @@ def change_record(story: Story, id: str, **changes: object) -> None:
 
 def find(lines: list[dict], what: str, **wanted: object) -> dict:
     return next(
-        line
-        for line in lines
-        if line["what"] == what and all(line[name] == value for name, value in wanted.items())
+        line for line in lines if line["what"] == what and all(line[name] == value for name, value in wanted.items())
     )
 
 

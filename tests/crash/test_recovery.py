@@ -233,7 +233,7 @@ def test_reconcile_settles_each_uncertain_task_once(daemon: Daemon):
 
 @pytest.mark.parametrize("changed", ["continue", "restart", "drop"])
 def test_definition_of_another_version_is_not_resumed_silently(site: Site, changed: str):
-    daemon = site.daemon("again").start(CRASH_VERSION="1")
+    daemon = site.daemon(agents="again").start(CRASH_VERSION="1")
     invocation = at_gate(daemon, "again")
     daemon.stop()
     daemon.start(CRASH_VERSION="2")
@@ -269,9 +269,7 @@ def threads():
         yield pool
 
 
-def test_client_that_waits_for_a_result_gets_it_from_the_next_supervisor(
-    daemon: Daemon, threads: ThreadPoolExecutor
-):
+def test_client_that_waits_for_a_result_gets_it_from_the_next_supervisor(daemon: Daemon, threads: ThreadPoolExecutor):
     again, plain = at_gate(daemon, "again"), at_gate(daemon, "line")
     result = threads.submit(again.result, WAIT_S)
     error = threads.submit(plain.result, WAIT_S)
@@ -359,9 +357,7 @@ def test_reader_of_events_sees_each_number_once_over_a_restart(daemon: Daemon, t
     chunks = [e.data["result"] for e in read if e.type == "node_partial_result"]
     assert chunks[:5] == [{"attempt": 1, "chunk": number} for number in range(5)]
     assert chunks[5:] == [{"attempt": 2, "chunk": number} for number in range(10)]
-    late = list(
-        invocation.events(after=seen)
-    )  # a reader that comes later, behind what was read before the kill
+    late = list(invocation.events(after=seen))  # a reader that comes later, behind what was read before the kill
     check_events(late, "completed", first=seen + 1)
     assert [e.sequence for e in late if e.type != "gap"] == [
         e.sequence for e in read if e.sequence > seen and e.type != "gap"
@@ -377,13 +373,13 @@ def test_reader_of_events_sees_each_number_once_over_a_restart(daemon: Daemon, t
 
 
 def test_second_daemon_gets_a_clear_error_and_the_first_still_serves_p16(site: Site):
-    first = site.daemon("line").start()
+    first = site.daemon(agents="line").start()
     invocation = at_gate(first, "line")
     tree = first.tree()
     for second, code in (
-        (site.daemon("line", sock="s2"), "data_dir_in_use"),
-        (site.daemon("line", data_dir="d2"), "socket_in_use"),
-        (site.daemon("line"), "data_dir_in_use"),
+        (site.daemon(agents="line", sock="s2"), "data_dir_in_use"),
+        (site.daemon(agents="line", data_dir="d2"), "socket_in_use"),
+        (site.daemon(agents="line"), "data_dir_in_use"),
     ):
         before = site.log.stat().st_size
         assert second.launch().wait(WAIT_S) == 5
@@ -392,25 +388,23 @@ def test_second_daemon_gets_a_clear_error_and_the_first_still_serves_p16(site: S
         assert "hint: " in said
         assert "Traceback" not in said
     assert not [seen for seen in tree if seen.dead()]
-    eventually(
-        lambda: {seen.pid for seen in site.marked()} == {seen.pid for seen in first.tree()}, "only the first"
-    )
+    eventually(lambda: {seen.pid for seen in site.marked()} == {seen.pid for seen in first.tree()}, "only the first")
     assert os.path.exists(first.socket)
     assert not os.path.exists(f"{site.home}/s2.lock")
     site.open_gate("act")
     assert invocation.result(timeout=WAIT_S)["act"]
     first.stop()
-    site.daemon("line", sock="s2").start()  # the directory is free again
+    site.daemon(agents="line", sock="s2").start()  # the directory is free again
 
 
 def test_copy_of_the_store_serves_and_the_original_is_untouched(site: Site):
-    original = site.daemon("line").start()
+    original = site.daemon(agents="line").start()
     done = original.client.run("line")
     result = done.result(timeout=WAIT_S)
     running = at_gate(original, "line")
     tree = original.tree()
     shutil.copytree(original.data_dir, f"{site.home}/copy")
-    copy = site.daemon("line", data_dir="copy", sock="c").start()
+    copy = site.daemon(agents="line", data_dir="copy", sock="c").start()
     assert copy.client.get_result(done.id) == result
     there = copy.client.invocation(running.id)
     unsure = uncertain(there)
@@ -466,7 +460,7 @@ class Customer:
 def test_supervisor_killed_at_random_moments_repeats_nothing_d1(site: Site, threads: ThreadPoolExecutor):
     """D1, D3, D4: fifteen kills under load; then the ledger is compared with what the product says."""
     dice = random.Random(7)
-    daemon = site.daemon("short", limits={"deaths": 100, "backoff": 0.01, "max_backoff": 0.01}).start()
+    daemon = site.daemon(agents="short", limits={"deaths": 100, "backoff": 0.01, "max_backoff": 0.01}).start()
     stop = threading.Event()
     customers = [Customer(daemon.socket, f"c{number}", stop) for number in range(3)]
     working = [threads.submit(customer.work) for customer in customers]

@@ -164,9 +164,7 @@ def reconciled(pair: Pair, how: str) -> None:
 
 
 @pytest.mark.parametrize(("role", "how"), [("supervisor", "result"), ("guard", "error"), ("all", "retry")])
-def test_task_cut_off_with_its_supervisor_is_uncertain_until_it_is_reconciled_p2(
-    daemon: Daemon, role: str, how: str
-):
+def test_task_cut_off_with_its_supervisor_is_uncertain_until_it_is_reconciled_p2(daemon: Daemon, role: str, how: str):
     pair = Pair(daemon)
     kill(pair, role)
     with pytest.raises(RecoveryNeeded) as needed:
@@ -206,7 +204,7 @@ def test_policy_that_was_evaluated_while_the_supervisor_died_is_asked_again(daem
 
 
 def test_hung_supervisor_is_replaced_with_all_below_it(site: Site):
-    daemon = site.daemon("line", "again", limits={"silence": 1.0, "check": 0.1}).start()
+    daemon = site.daemon(agents="line again", limits={"silence": 1.0, "check": 0.1}).start()
     pair = Pair(daemon)
     tree = daemon.tree()
     hung = next(seen for seen in tree if seen.role == "supervisor")

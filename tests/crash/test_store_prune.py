@@ -23,6 +23,12 @@ from tests.support.store_histories import History
 WAIT_S = 20.0
 
 
+@pytest.fixture
+def daemon(site: Site) -> Daemon:
+    """One agent is enough here, and starts sooner than nine."""
+    return site.daemon("short").start()
+
+
 def prune(data_dir: Path, *options: str) -> m.Pruned:
     pruned = maintenance.run("prune", ["--data-dir", str(data_dir), *options])
     assert isinstance(pruned, m.Pruned)
@@ -59,9 +65,7 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("point", ["store.before_remove", "store.after_remove"])
-def test_killed_at_every_removal_an_id_that_is_used_again_begins_a_fresh_run_d12(
-    made, tmp_path, monkeypatch, point
-):
+def test_killed_at_every_removal_an_id_that_is_used_again_begins_a_fresh_run_d12(made, tmp_path, monkeypatch, point):
     kills = []
     for nth in range(1, 20):
         data_dir = shutil.copytree(made, tmp_path / str(nth))
@@ -94,7 +98,7 @@ def test_killed_at_every_removal_an_id_that_is_used_again_begins_a_fresh_run_d12
 def test_daemon_started_on_a_half_pruned_store_runs_the_same_id_afresh_and_ends_the_removal_d12(
     site: Site, monkeypatch
 ):
-    daemon = site.daemon().start()
+    daemon = site.daemon("short").start()
     names = [f"n{index}" for index in range(40)]
     for name in names:
         daemon.client.run("short", {}, invocation_id=name, key=name)
@@ -118,26 +122,24 @@ def test_daemon_started_on_a_half_pruned_store_runs_the_same_id_afresh_and_ends_
 
 def test_supervisor_killed_in_the_middle_of_a_prune_loses_nothing_that_stays(site: Site, tmp_path):
     once = tmp_path / "once"
-    daemon = site.daemon().start(HAYATA_FAILPOINTS=f"store.after_remove=kill@2@once:{once}")
+    daemon = site.daemon("short").start(HAYATA_FAILPOINTS=f"store.after_remove=kill@2@once:{once}")
     names = [f"n{index}" for index in range(40)]
     for name in names:
         daemon.client.run("short", {}, invocation_id=name)
     for name in names:
         daemon.client.invocation(name).result(timeout=WAIT_S)
-    open_one = daemon.client.run("line", {"act_gate": "act"})
-    daemon.site.ledger.wait("start", invocation=open_one.id, node="act")
+    open_one = daemon.client.run("short", {"first_gate": "gate"})
+    daemon.site.ledger.wait("start", invocation=open_one.id, node="first")
     pruned = daemon.client.prune(0, keep=5)  # asked again of the next supervisor by the client
     assert once.exists()
     assert pruned.invocations < 35
-    left = [invocation.id for invocation in daemon.client.invocations(agent="short", limit=100)]
+    left = [invocation.id for invocation in daemon.client.invocations(status="completed", limit=100)]
     assert len(left) == 5
     audit(daemon.client, site.ledger, left, reruns={"again": 3})
     assert daemon.client.verify().problems == ()
     eventually(lambda: open_one.status() == "uncertain", "the open one is classified")
     assert daemon.client.prune(0).invocations == 5
-    assert [invocation.id for invocation in daemon.client.invocations()] == [
-        open_one.id
-    ]  # never an uncertain one
+    assert [invocation.id for invocation in daemon.client.invocations()] == [open_one.id]  # never an uncertain one
 
 
 def test_pruned_space_is_used_again_d8(tmp_path):
@@ -203,7 +205,7 @@ def test_copy_that_is_not_whole_does_not_replace_the_store(made, tmp_path):
 
 
 def test_retention_of_the_configuration_is_applied_by_the_daemon(site: Site):
-    daemon = site.daemon().start()
+    daemon = site.daemon("short").start()
     done = [daemon.client.run("short", {}) for _ in range(3)]
     for invocation in done:
         invocation.result(timeout=WAIT_S)
@@ -211,7 +213,7 @@ def test_retention_of_the_configuration_is_applied_by_the_daemon(site: Site):
     ended = time.time()
     eventually(lambda: time.time() > ended + 1.0, "a second", 5.0)
     daemon.start(HAYATA_RETENTION="1s")
-    resting = daemon.client.run("line", {"act_gate": "act"})
+    resting = daemon.client.run("short", {"first_gate": "gate"})
     eventually(lambda: len(daemon.client.invocations()) == 1, "the old ones are removed")
     assert daemon.client.invocations()[0].id == resting.id
     assert "pruned" in site.log.read_text()
@@ -220,15 +222,15 @@ def test_retention_of_the_configuration_is_applied_by_the_daemon(site: Site):
 def test_prune_beside_a_load_holds_nobody_up_and_removes_only_what_has_ended(daemon: Daemon):
     for _ in range(60):
         daemon.client.run("short", {})
-    running = [daemon.client.run("line", {"act_gate": "act"}) for _ in range(3)]
+    running = [daemon.client.run("short", {"first_gate": "gate"}) for _ in range(3)]
     total = 0
     while daemon.client.stats()["open_invocations"] > 3:
         total += daemon.client.prune(0.0).invocations
     total += daemon.client.prune(0.0).invocations
     assert total == 60
-    daemon.site.open_gate("act")
+    daemon.site.open_gate("gate")
     for invocation in running:
-        assert len(invocation.result(timeout=WAIT_S)["log"]) == 3
+        assert len(invocation.result(timeout=WAIT_S)["state"]["log"]) == 3
     assert daemon.client.verify().problems == ()
 
 

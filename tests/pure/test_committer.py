@@ -20,9 +20,7 @@ class Rig:
         self.timers: list[Any] = []
         self.batches: list[list[Any]] = []
         self.refused: list[tuple[Persist, object]] = []
-        reactor = SimpleNamespace(
-            call_at_turn_end=self.turn.append, call_at=self._call_at, call_later=self._call_at
-        )
+        reactor = SimpleNamespace(call_at_turn_end=self.turn.append, call_at=self._call_at, call_later=self._call_at)
         store = SimpleNamespace(write=lambda commits: self.batches.append(commits) or [None] * len(commits))
         writer = SimpleNamespace(submit=self._submit)
         self.committer = Committer(
@@ -36,9 +34,7 @@ class Rig:
 
     def _call_at(self, due: float, callback: Any) -> Any:
         self.timers.append(callback)
-        return SimpleNamespace(
-            cancel=lambda: self.timers.remove(callback) if callback in self.timers else None
-        )
+        return SimpleNamespace(cancel=lambda: self.timers.remove(callback) if callback in self.timers else None)
 
     def _submit(self, work: Any, done: Any, failed: Any) -> None:
         self.work, self.done, self.failed = work, done, failed

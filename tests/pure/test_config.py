@@ -72,6 +72,8 @@ def test_all_problems_are_reported_at_once_each_with_its_place(monkeypatch):
         "policy_timeout = inf",
         "start_timeout = 0",
         "frame_cap_bytes = 10",
+        'retention = "soon"',
+        "retention = 30",
     ],
 )
 def test_values_that_make_no_sense_are_refused(text):
@@ -190,3 +192,10 @@ def test_variables_that_set_nothing_are_named():
         "HAYATA": "",
     }
     assert config.unknown_variables(environ) == ["HAYATA_DRAIN_TIMOUT"]
+
+
+def test_retention_is_a_duration_and_nothing_without_it():
+    _file("")
+    assert config.launch(config.load({"apps": ["a.b:c"]})).retention_s is None
+    _file('retention = "30d"')
+    assert config.launch(config.load({"apps": ["a.b:c"]})).retention_s == 30 * 86400

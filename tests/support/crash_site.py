@@ -27,7 +27,7 @@ from hayata.client.records import Process
 from tests.support.eventually import DEADLINE_S, eventually
 from tests.support.ledger import Ledger
 
-_APP = str(Path(__file__).with_name("apps") / "crash.py") + ":agents"
+CRASH_APP = str(Path(__file__).with_name("apps") / "crash.py") + ":agents"
 _PATIENT = Path(__file__).with_name("patient_daemon.py")
 _MARK = "CRASH_MARK"
 GONE_S = 1.0
@@ -60,9 +60,15 @@ class Daemon:
     """One daemon of a site. `start` it, kill what you like, `start` it again."""
 
     def __init__(
-        self, site: Site, agents: tuple[str, ...], data_dir: str, sock: str, limits: dict[str, float] | None
+        self,
+        site: Site,
+        app: str,
+        agents: str,
+        data_dir: str,
+        sock: str,
+        limits: dict[str, float] | None,
     ) -> None:
-        self.site, self.data_dir, self.socket = site, data_dir, sock
+        self.site, self.app, self.data_dir, self.socket = site, app, data_dir, sock
         self.client = Client(sock)
         self._agents = agents
         self._limits = limits
@@ -77,8 +83,8 @@ class Daemon:
     def launch(self, **environ: str) -> subprocess.Popen:
         """Start it and don't wait for anything."""
         module = ["-m", "hayata_supervisor.main"] if self._limits is None else [str(_PATIENT)]
-        own = {"CRASH_AGENTS": " ".join(self._agents), "CRASH_LIMITS": json.dumps(self._limits)}
-        arguments = [_APP, "--data-dir", self.data_dir, "--socket", self.socket]
+        own = {"CRASH_AGENTS": self._agents, "CRASH_LIMITS": json.dumps(self._limits)}
+        arguments = [self.app, "--data-dir", self.data_dir, "--socket", self.socket]
         with open(self.site.log, "ab") as log:
             self._guard = subprocess.Popen(
                 [sys.executable, *module, *arguments],
@@ -162,7 +168,9 @@ class Site:
 
     def daemon(
         self,
-        *agents: str,
+        app: str = CRASH_APP,
+        *,
+        agents: str = "",
         data_dir: str = "d",
         sock: str = "s",
         limits: dict[str, float] | None = None,
@@ -170,12 +178,13 @@ class Site:
         """Make a daemon, not started.
 
         Args:
-            agents: Which of `tests.support.apps.crash` it serves; all when none is named.
+            app: What it serves.
+            agents: Which of the agents of `tests.support.apps.crash`, where not all are needed.
             data_dir: Name in the site.
             sock: Name in the site.
             limits: The guard's `Limits`, where they are not the default.
         """
-        daemon = Daemon(self, agents, f"{self.home}/{data_dir}", f"{self.home}/{sock}", limits)
+        daemon = Daemon(self, app, agents, f"{self.home}/{data_dir}", f"{self.home}/{sock}", limits)
         self._daemons.append(daemon)
         return daemon
 
@@ -219,17 +228,11 @@ class Site:
             seen.dead(DEADLINE_S)
         for daemon in self._daemons:
             daemon.client.close()
-            if (
-                os.path.lexists(daemon.socket)
-                and daemon._guard
-                and daemon._guard.returncode != -signal.SIGKILL
-            ):
+            if os.path.lexists(daemon.socket) and daemon._guard and daemon._guard.returncode != -signal.SIGKILL:
                 failures.append(f"socket {daemon.socket}")
         for seen in self._seen:
             os.close(seen.pidfd)
-        sys.stderr.write(
-            self.log.read_text() if self.log.exists() else ""
-        )  # pytest shows it when the test failed
+        sys.stderr.write(self.log.read_text() if self.log.exists() else "")  # pytest shows it when the test failed
         shutil.rmtree(self.home)
         failures += map(str, left)
         assert not failures, f"left behind: {failures}"

@@ -112,6 +112,7 @@ class LmdbStore:
         self._data_fd = opened.data_fd
         self._page_bytes = opened.env.stat()["psize"]
         self.uuid = opened.uuid
+        self.schema_before = opened.schema_before
         self._pid = os.getpid()
         self._closed = False
         self._last: dict[bytes, int] = {}
