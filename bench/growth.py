@@ -16,8 +16,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ import hayata
 from bench import growth_app as app
 from bench.contenders import DataDirs, data_dirs
 from bench.measure import Stamps, end_cleanly_on_sigterm, require
+from hayata.framing import DEFAULT_CAP_BYTES
 
 _TIMEOUT_S = 900.0
 _POINTS = (10, 100, 1000)
@@ -86,8 +86,7 @@ def time_a_step(dirs: DataDirs, steps: int) -> list[Row]:
             require(done == wanted, f"Hayata ran {done} of {wanted} steps")
     # Not the very first steps, in which workers come up, and only while both run.
     took = [
-        statistics.median(each.intervals_ms(each.count)[-2 * window :][100 : window + 100])
-        for each in (fresh, long)
+        statistics.median(each.intervals_ms(each.count)[-2 * window :][100 : window + 100]) for each in (fresh, long)
     ]
     begin = statistics.median(long.intervals_ms(steps)[100 : window + 100])
     drift = took[1] / took[0] - 1
@@ -161,40 +160,34 @@ def _first(began: Stamps) -> float:
 def huge_state(dirs: DataDirs, megabytes: int) -> list[Row]:
     """Whether a state of so many megabytes works, and how it fails when it may not."""
     rows = []
-    for cap in (None, 4 * megabytes * 1_000_000):
-        options = {} if cap is None else {"frame_cap_bytes": cap}
-        with dirs.fresh() as path, hayata.start(app.hoarder, data_dir=path, **options) as runtime:
-            begin = time.monotonic()
-            invocation = runtime.run("hoarder", app.hoarding(megabytes))
-            try:
-                outcome = f"works: {invocation.result(timeout=_TIMEOUT_S)}"
-            except hayata.HayataError as error:
-                outcome = f"fails once: {error.code}"
-            took_s = time.monotonic() - begin
-            attempts = len([task for task in _tasks(invocation) if task.node == "read"])
-            require(attempts <= 1, f"it was tried {attempts} times")
-            with _open_still(runtime):
-                text = "the default" if cap is None else f"{cap / 1e6:,.0f} MB"
-                rows.append(Row(f"state of {megabytes} MB, frame cap {text}, {took_s:.1f} s", outcome))
+    for cap in (DEFAULT_CAP_BYTES, 4 * megabytes * 1_000_000):
+        for at_once in (True, False):
+            with dirs.fresh() as path, hayata.start(app.hoarder, data_dir=path, frame_cap_bytes=cap) as runtime:
+                outcome, took_s = _hoard(runtime, megabytes, at_once=at_once)
+                goes_on = runtime.call("hoarder", app.hoarding(1), timeout=_TIMEOUT_S)
+                require(goes_on == 1_000_000, "the runtime does not go on with others")
+            how = "at once" if at_once else "10 MB a step"
+            limit = f"{cap / 1e6:,.0f} MB"
+            rows.append(Row(f"state of {megabytes} MB, {how}; frame cap {limit}", f"{outcome}, {took_s:.1f} s"))
     return rows
 
 
-def _tasks(invocation: hayata.Invocation) -> list[hayata.Task]:
-    return invocation.tasks()
-
-
-@contextmanager
-def _open_still(runtime: hayata.Client) -> Iterator[None]:
-    """The runtime goes on with others."""
-    require(runtime.call("hoarder", app.hoarding(1), timeout=_TIMEOUT_S) is not None, "it does not go on")
-    yield
+def _hoard(runtime: hayata.Client, megabytes: int, *, at_once: bool) -> tuple[str, float]:
+    begin = time.monotonic()
+    invocation = runtime.run("hoarder", app.hoarding(megabytes, at_once=at_once))
+    try:
+        outcome = f"works: {invocation.result(timeout=_TIMEOUT_S):,} bytes"
+    except hayata.HayataError as error:
+        outcome = f"fails: {error.code}"
+        tried = [task.attempt for task in invocation.tasks()]
+        require(max(tried, default=1) == 1, f"it was tried {max(tried, default=1)} times")
+        require(runtime.invocation(invocation.id).status() == "failed", "it did not end")
+    return outcome, time.monotonic() - begin
 
 
 def main() -> None:
     """Measure, print a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.growth", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.growth", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", nargs="*", help="bytes, time, open, state (default: all)")
     parser.add_argument("--steps", type=int, default=10_000, help="of the long invocation (default 10,000)")
     parser.add_argument("--open", type=int, default=10_000, help="unfinished invocations (default 10,000)")

@@ -12,6 +12,7 @@ from hayata import Agent, Context, Decision, Finish, Next, Node, PolicyContext, 
 
 APPENDED_BYTES = 1024
 _WAIT_S = 0.01
+_HOARDED_MB = 10
 
 
 def append(state: dict[str, Any], ctx: Context[Any]) -> dict[str, Any]:
@@ -68,8 +69,10 @@ def gated(gate: str, began: str) -> dict[str, Any]:
 
 
 def hoard(state: dict[str, Any], ctx: Context[Any]) -> dict[str, Any]:
-    """Make the state huge, a few megabytes at a time: no single result is over a frame."""
-    return {"hoard": [bytes(10_000_000)] * (ctx.input["megabytes"] // 10) or [bytes(1_000_000)]}
+    """Make the state larger: all at once, or by 10 MB a step."""
+    megabytes = ctx.input["megabytes"]
+    size = megabytes if ctx.input["at_once"] else min(megabytes, _HOARDED_MB)
+    return {"hoard": [bytes(1_000_000)] * size}
 
 
 def read(state: dict[str, Any], ctx: Context[Any]) -> dict[str, Any]:
@@ -79,14 +82,16 @@ def read(state: dict[str, Any], ctx: Context[Any]) -> dict[str, Any]:
 
 def decide_hoard(context: PolicyContext[Any]) -> Decision:
     """Hoard, then read."""
-    if context.last is None:
-        return Next("hoard", context.input)
+    given = context.input
+    steps = 1 if given["at_once"] else max(1, given["megabytes"] // _HOARDED_MB)
+    if context.step < steps:
+        return Next("hoard", given)
     return Next("read") if context.last == "hoard" else Finish(context.state["size"])
 
 
-def hoarding(megabytes: int) -> dict[str, Any]:
+def hoarding(megabytes: int, *, at_once: bool = True) -> dict[str, Any]:
     """Make an input of ``hoarder``."""
-    return {"megabytes": megabytes}
+    return {"megabytes": megabytes, "at_once": at_once}
 
 
 appender = Agent(
@@ -96,13 +101,11 @@ appender = Agent(
     merge={"messages": "append"},
     max_steps=1_000_000,
 )
-counter = Agent(
-    "counter", nodes=[count], decision_policy=decide_count, state={"count": 0}, max_steps=1_000_000
-)
+counter = Agent("counter", nodes=[count], decision_policy=decide_count, state={"count": 0}, max_steps=1_000_000)
 waiter = Agent(
     "waiter",
     nodes=[Node(wait, interrupted=Rerun(max_attempts=9), concurrency=2)],
     decision_policy=decide_wait,
     max_concurrency=1_000_000,
 )
-hoarder = Agent("hoarder", nodes=[hoard, read], decision_policy=decide_hoard)
+hoarder = Agent("hoarder", nodes=[hoard, read], decision_policy=decide_hoard, merge={"hoard": "extend"})

@@ -52,7 +52,10 @@ class Surroundings:
     def _new_child(self) -> str:
         if not _has_children():
             return ""
-        new = set(children_of(os.getpid())) - self._children
+        try:
+            new = set(children_of(os.getpid())) - self._children
+        except OSError as error:
+            return f"left a child process, it seems: {error}"
         return f"left a child process: {min(new)}" if new else ""
 
     def restore(self) -> None:

@@ -83,7 +83,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--roles", type=_roles, default=list(ROLES), metavar="ROLE,ROLE", help=", ".join(ROLES))
     add("--app", default=APP, help="another app, of which less is known and less is checked")
     add("--input", type=_json, default={}, metavar="JSON", help="input of that app's invocations")
-    add("--lanes", type=int, default=12, help="invocations at once, of each of the two clients")
+    add("--lanes", type=int, default=16, help="invocations at once, of each of the two clients")
     add("--plan", action="store_true", help="print the plan, and do nothing")
     add("--keep", action="store_true", help="keep the directory with ledgers, log and store")
     return parser.parse_args(arguments)

@@ -35,7 +35,7 @@ TERMINAL_EVENTS = {
     "invocation_failed": "failed",
     "invocation_cancelled": "cancelled",
 }
-_THINK_S = 0.1
+_THINK_S = 0.05
 _LAST_S = 3.0
 _RESULT_S = 20.0
 _UNAVAILABLE_S = 60.0

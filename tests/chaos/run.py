@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
     roles: Collection[str]
     app: str = APP
     input: Any = None
-    lanes: int = 12
+    lanes: int = 16
 
     @property
     def plan(self) -> list[Fault]:

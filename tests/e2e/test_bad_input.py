@@ -67,9 +67,7 @@ agent = Agent("twice", nodes=[work, Node(work), 5], max_step=3, max_steps=0)
         ),
     ],
 )
-def test_app_that_cannot_be_loaded_ends_with_2_its_reason_and_nothing_left(
-    site: Site, source: str, said: list[str]
-):
+def test_app_that_cannot_be_loaded_ends_with_2_its_reason_and_nothing_left(site: Site, source: str, said: list[str]):
     path = Path(site.home) / "app.py"
     path.write_text(source)
     daemon = site.daemon(str(path))
@@ -136,9 +134,7 @@ def test_policy_that_never_returns_holds_nobody_else_up(daemon: Daemon):
 
 
 @pytest.mark.parametrize("agent", ["result", "result_async"])
-@pytest.mark.parametrize(
-    "what", ["list", "None", "text", "pairs", "generator", "class", "Finish", "coroutine"]
-)
+@pytest.mark.parametrize("what", ["list", "None", "text", "pairs", "generator", "class", "Finish", "coroutine"])
 def test_node_that_returns_no_mapping_is_refused(daemon: Daemon, agent: str, what: str):
     error = run_failed(daemon, agent, what)
     assert error.code == "invalid_node_result"

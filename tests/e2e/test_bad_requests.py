@@ -126,9 +126,7 @@ RUN = {"type": "run", "agent": "echo", "invocation_id": "raw"}
     ],
     ids=repr,
 )
-def test_request_that_cannot_be_is_refused_and_the_connection_goes_on(
-    daemon: Daemon, request_: object, said: str
-):
+def test_request_that_cannot_be_is_refused_and_the_connection_goes_on(daemon: Daemon, request_: object, said: str):
     with RawClient(daemon.socket) as raw:
         answer = raw.answer(request_)
         assert answer["type"] == "refused"
@@ -273,9 +271,7 @@ def test_random_bytes_end_their_connection_or_wait_for_more(daemon: Daemon):
 @pytest.mark.parametrize("greet", [False, True], ids=["at first", "later"])
 @pytest.mark.parametrize("cut", [1, 3, 4, 20, -1])
 def test_half_a_frame_waits_for_its_rest_and_is_dropped_at_the_end(daemon: Daemon, cut: int, greet: bool):
-    whole = frame(
-        msgspec.msgpack.encode(HELLO if not greet else {"type": "ask", "number": 1, "request": RUN})
-    )
+    whole = frame(msgspec.msgpack.encode(HELLO if not greet else {"type": "ask", "number": 1, "request": RUN}))
     with RawClient(daemon.socket, greet=greet) as silent, RawClient(daemon.socket, greet=greet) as patient:
         silent.write(whole[:cut])
         patient.write(whole[:cut])
@@ -288,9 +284,7 @@ def test_half_a_frame_waits_for_its_rest_and_is_dropped_at_the_end(daemon: Daemo
 
 def test_frame_that_comes_byte_by_byte_is_read(daemon: Daemon):
     with RawClient(daemon.socket) as raw:
-        for byte in frame(
-            msgspec.msgpack.encode({"type": "ask", "number": 1, "request": {"type": "get_stats"}})
-        ):
+        for byte in frame(msgspec.msgpack.encode({"type": "ask", "number": 1, "request": {"type": "get_stats"}})):
             raw.write(bytes([byte]))
         assert raw.receive()["answer"]["type"] == "stats"
 

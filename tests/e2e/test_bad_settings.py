@@ -46,9 +46,7 @@ def test_setting_that_cannot_be_ends_with_2_before_anything_is_made(
     assert sorted(os.listdir(site.home)) == before
 
 
-def supervisor_command(
-    site: Site, *arguments: str, before: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
+def supervisor_command(site: Site, *arguments: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*before, sys.executable, "-m", "hayata_supervisor.main", *arguments],
         cwd=site.home,
@@ -153,9 +151,7 @@ def test_data_directory_that_is_read_only_is_refused(site: Site, there: bool):
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
-def test_socket_path_that_something_else_has_is_refused_and_left_alone(
-    site: Site, make: Callable[[Path], None]
-):
+def test_socket_path_that_something_else_has_is_refused_and_left_alone(site: Site, make: Callable[[Path], None]):
     place = Path(site.home) / "s"
     make(place)
     done = supervisor_command(site, APP, "--data-dir", f"{site.home}/d", "--socket", str(place))

@@ -70,9 +70,7 @@ def test_busy_session_refuses_or_queues_and_others_run(daemon: Daemon):
     tokens = [each.result(timeout=WAIT_S)["token"] for each in [first, *queued]]
     assert len(set(tokens)) == 6
     assert begun(daemon, queued) == [0, 1, 2, 3, 4]
-    spans = [
-        line["what"] for line in daemon.site.ledger.lines() if line["invocation"] in {i.id for i in queued}
-    ]
+    spans = [line["what"] for line in daemon.site.ledger.lines() if line["invocation"] in {i.id for i in queued}]
     assert spans == ["began", "ended"] * 5  # one after the other
     listed = daemon.client.invocations(agent="work", session="s")
     assert [each.id for each in listed] == [each.id for each in reversed([first, *queued])]
@@ -206,9 +204,7 @@ def test_invocation_id_that_is_sent_again_is_the_same_invocation(daemon: Daemon)
 def test_many_at_once_with_one_key_or_id_are_one_invocation(daemon: Daemon, option: str):
     async def run_all() -> list[str]:
         clients = [AsyncClient(daemon.socket) for _ in range(10)]
-        runs = [
-            client.run("work", {"n": 1}, **{option: f"one-{option}"}) for client in clients for _ in range(5)
-        ]
+        runs = [client.run("work", {"n": 1}, **{option: f"one-{option}"}) for client in clients for _ in range(5)]
         started = await asyncio.gather(*runs)
         for client in clients:
             await client.close()
@@ -230,14 +226,8 @@ def test_names_that_cannot_be_are_refused_everywhere_d11(daemon: Daemon, name: s
     client = daemon.client
     calls: list[Callable[[], object]] = [
         lambda: client.run(name),
-        *(
-            lambda option=option: client.run("work", **{option: name})
-            for option in ("session", "key", "invocation_id")
-        ),
-        *(
-            lambda ask=ask: ask(name)
-            for ask in (client.invocation, client.get_result, client.cancel, client.recover)
-        ),
+        *(lambda option=option: client.run("work", **{option: name}) for option in ("session", "key", "invocation_id")),
+        *(lambda ask=ask: ask(name) for ask in (client.invocation, client.get_result, client.cancel, client.recover)),
         lambda: client.invocations(agent=name),
     ]
     for call in calls:

@@ -153,9 +153,7 @@ def test_reader_in_the_middle_sees_what_was_and_what_comes(daemon: Daemon):
     assert numbers(so_far) == list(range(10))
     last = so_far[-1].sequence
     with ThreadPoolExecutor(4) as pool:
-        readers = [
-            pool.submit(lambda after=after: list(invocation.events(after=after))) for after in (0, 5, last)
-        ]
+        readers = [pool.submit(lambda after=after: list(invocation.events(after=after))) for after in (0, 5, last)]
         rest = invocation.events(after=last - 1)
         assert next(rest) == so_far[-1]
         daemon.site.open_gate("middle")

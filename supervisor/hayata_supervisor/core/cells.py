@@ -5,12 +5,14 @@ settles many such cases: the supervisor clears a cell before it marks a task, an
 it as its last act before the body, in memory that outlives every process of the machine's current boot. The cell is
 still clear: the body never began.
 
-A cell is used again only after all others have been, and never while its execution is out: by then the record of how
-its former execution ended is long durable, since records are stored in order.
+A cell is used again only after all others that are free, and never while its execution is out: by then the record of
+how its former execution ended is long durable, since records are stored in order. Were it used at once, it would be
+clear before that record is stored, and a crash in between would take a body that has run for one that never began.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 CELLS = 65_536
@@ -30,24 +32,37 @@ class Cells:
         self._clear = clear
         self._next = 0
         self._held: set[int] = set()
+        self._inherited: set[int] = set()
+        self._released: deque[int] = deque()
 
     def take(self) -> int:
         """A cell for one execution; -1 when all are held: then nothing will be proven."""
-        if len(self._held) == self._count:
+        while self._next in self._inherited:
+            self._next += 1
+        if self._next < self._count:
+            cell, self._next = self._next, self._next + 1
+        elif self._released:
+            cell = self._released.popleft()
+        else:
             return -1
-        while self._next in self._held:
-            self._next = (self._next + 1) % self._count
-        cell = self._next
         self._held.add(cell)
-        self._next = (cell + 1) % self._count
         self._clear(cell)
         return cell
 
     def hold(self, cell: int) -> None:
-        """Keep a cell that an earlier incarnation handed out: its note is still to be read."""
-        if 0 <= cell < self._count:
-            self._held.add(cell)
+        """Keep a cell whose note is still to be read: one that an earlier incarnation handed out, or one that was
+        released a moment ago.
+        """
+        if not 0 <= cell < self._count or cell in self._held:
+            return
+        self._held.add(cell)
+        if cell in self._released:
+            self._released.remove(cell)
+        elif cell >= self._next:
+            self._inherited.add(cell)
 
     def release(self, cell: int) -> None:
         """The execution is over."""
-        self._held.discard(cell)
+        if cell in self._held:
+            self._held.discard(cell)
+            self._released.append(cell)

@@ -28,7 +28,7 @@ from hayata_supervisor.core.transitions import Now, Transitions
 class Recovering(Transitions):
     """See the module."""
 
-    # ---- attempts that went wrong ----------------------------------------------------------------------------------
+    # ---- attempts that went wrong ------------------------------------------------------------------------
 
     def _failed(
         self, invocation: Invocation, task: Task, report: TaskFailed | TaskInterrupted, now: Now
@@ -59,7 +59,7 @@ class Recovering(Transitions):
         else:
             self._schedule(invocation, [task], [], now)
 
-    # ---- probes ----------------------------------------------------------------------------------------------------
+    # ---- probes ------------------------------------------------------------------------------------------
 
     def _probe(self, invocation: Invocation, task: Task, cause: ErrorInfo, now: Now) -> None:
         """Have the node's probe asked about a body that was cut off; the task stays as it is meanwhile."""
@@ -113,7 +113,7 @@ class Recovering(Transitions):
         else:
             self._final_failure(invocation, task, error, now)
 
-    # ---- state that does not fit -----------------------------------------------------------------------------------
+    # ---- state that does not fit -------------------------------------------------------------------------
 
     def _misfit(self, invocation: Invocation, error: ErrorInfo) -> ErrorInfo | None:
         """Why an invocation should rest whose state does not fit; None where the definition is not to blame.
@@ -132,11 +132,12 @@ class Recovering(Transitions):
 
     def _rest_unfit(self, invocation: Invocation, now: Now) -> None:
         """Have it rest when nothing of it runs any more: branches may have begun with the same state before."""
-        if invocation.id in self._unfit and self._goes_on(invocation):
-            if not any(task.status == "running" for task in invocation.tasks):
-                self.admission.running -= 1
-                self._rest(invocation, self._unfit.pop(invocation.id), now)
-                self._start_queued(now)
+        if invocation.id not in self._unfit or not self._goes_on(invocation):
+            return
+        if not any(task.status == "running" for task in invocation.tasks):
+            self.admission.running -= 1
+            self._rest(invocation, self._unfit.pop(invocation.id), now)
+            self._start_queued(now)
 
     def _warn_of_changes(self, invocations: Iterable[Invocation]) -> None:
         """Log what has changed in a definition whose version has not: once for each that these were made by."""
@@ -156,7 +157,7 @@ class Recovering(Transitions):
                 }
                 self._out.append(Warn("definition changed, its version did not", fields))
 
-    # ---- recovery --------------------------------------------------------------------------------------------------
+    # ---- recovery ----------------------------------------------------------------------------------------
 
     def _recover(self, invocation: Invocation, facts: list[f.Fact], now: Now, *, paused_s: float) -> None:
         """Classify what is marked and runs nowhere, and go on unless a person must decide.

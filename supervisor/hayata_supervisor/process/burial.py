@@ -19,6 +19,7 @@ from hayata_supervisor.process.reactor import Reactor
 
 _CLEAN_LISTINGS = 2
 _LOOK_AGAIN_S = 0.002
+_BLIND_S = 0.02
 
 
 def _always() -> bool:
@@ -59,7 +60,13 @@ class Burial:
             if not self._may_judge():
                 self._reactor.call_later(_LOOK_AGAIN_S, self.start)
                 return
-            if self._kill_orphans():
+            try:
+                if self._kill_orphans():
+                    return
+            except OSError:
+                # No descriptors are left to look with, or to hold an orphan by: there may be one.
+                if not self._dying:
+                    self._reactor.call_later(_BLIND_S, self.start)
                 return
             clean += 1
         self._done()

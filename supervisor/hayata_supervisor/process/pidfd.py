@@ -5,11 +5,14 @@ Source: pidfd_open(2), Linux 5.3; waitid(P_PIDFD), Linux 5.4.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 from pathlib import Path
 from typing import NamedTuple
+
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Exit(NamedTuple):
@@ -76,12 +79,17 @@ def children_of(pid: int) -> list[int]:
     """Pids of the living and unreaped children of all threads of ``pid``; empty when it is gone.
 
     Reads ``/proc/<pid>/task/*/children``; where the kernel was built without it, psutil scans the process table.
+
+    Raises:
+        OSError: No descriptors are left to look with: there may be some.
     """
     tasks = Path(f"/proc/{pid}/task")
     found: list[int] = []
     try:
         threads = os.listdir(tasks)
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_DESCRIPTORS:
+            raise
         return []
     for thread in threads:
         try:
@@ -89,8 +97,9 @@ def children_of(pid: int) -> list[int]:
         except FileNotFoundError:
             if (tasks / thread).exists():
                 return _children_by_scan(pid)
-        except OSError:
-            continue
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                raise
     return found
 
 

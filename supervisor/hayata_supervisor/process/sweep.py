@@ -9,6 +9,7 @@ environment is missed by the second; PDEATHSIG has killed it long ago unless it 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Collection
 
 from hayata.errors import error_for
@@ -51,16 +52,15 @@ def kill_children(keep: Collection[int], *, timeout_s: float) -> list[int]:
     """
     deadline = clock.monotonic() + timeout_s
     while children := [pid for pid in children_of(os.getpid()) if pid not in keep]:
-        pidfds = [open_pidfd(pid) for pid in children]  # unreaped children: the numbers are theirs
-        try:
-            for pidfd in pidfds:
-                send_signal(pidfd)
-            for pidfd in pidfds:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)  # unreaped children: the numbers are theirs
+        for pid in children:
+            pidfd = open_pidfd(pid)  # one at a time: there may be few descriptors left
+            try:
                 if not wait_dead([pidfd], max(0.0, deadline - clock.monotonic())):
                     return children
                 reap(pidfd)
-        finally:
-            for pidfd in pidfds:
+            finally:
                 os.close(pidfd)
     return []
 
