@@ -59,6 +59,29 @@ def new_uuid7(unix_ms: int) -> bytes:
     return bytes(value)
 
 
+class RisingIds:
+    """UUIDv7s of one process that rise also within a millisecond, and when the clock steps back: the twelve bits
+    after the time count (RFC 9562, 6.2, method 1)."""
+
+    def __init__(self) -> None:
+        self._last = (0, 0)
+
+    def new(self, unix_ms: int) -> bytes:
+        """The next one."""
+        milliseconds, count = self._last
+        if unix_ms > milliseconds:
+            milliseconds, count = unix_ms, 0
+        elif count == 0xFFF:
+            milliseconds, count = milliseconds + 1, 0
+        else:
+            count += 1
+        self._last = (milliseconds, count)
+        value = bytearray(new_uuid7(milliseconds))
+        value[6] = 0x70 | count >> 8
+        value[7] = count & 0xFF
+        return bytes(value)
+
+
 def execution_id(invocation: bytes, step: int, attempt: int) -> str:
     """Name one attempt of one step."""
     return f"{invocation.hex()}.{step}.{attempt}"

@@ -581,7 +581,7 @@ class StopDaemon(_Named, frozen=True, tag="stop_daemon"):
 
 
 class ReadJournal(_Named, frozen=True, tag="read_journal"):
-    """Answered with `JournalPage`: records of an invocation from number ``first`` on, as many as a message holds well."""
+    """Answered with `JournalPage`: records of an invocation from number ``first`` on, as many as a message holds."""
 
     invocation_id: str
     first: int = 1
@@ -776,8 +776,9 @@ class Stats(_Named, frozen=True, tag="stats"):
 
 
 class RecordInfo(msgspec.Struct, frozen=True):
-    """One record of a journal, with its events. Each fact is an encoded mapping: its kind under ``fact``, and its fields
-    by name."""
+    """One record of a journal, with its events. Each fact is an encoded mapping: its kind under ``fact``, and its
+    fields by name.
+    """
 
     number: int
     at: float

@@ -12,6 +12,7 @@ from hayata.client.options import STATUSES
 from hayata.client.records import InvocationRecord, Task
 
 _BAR = 24
+_LONGEST_VERDICT = 200
 
 
 @click.command()
@@ -84,9 +85,7 @@ def show(ctx: click.Context, invocation: str, as_json: bool, socket: str | None)
         unsure = [task.id for task in tasks if task.status == "uncertain"]
         click.echo()
         for task_id in unsure:
-            click.echo(
-                f"hayata reconcile {record.id} {task_id} --result JSON | --error TEXT | --retry", err=True
-            )
+            click.echo(f"hayata reconcile {record.id} {task_id} --result JSON | --error TEXT | --retry", err=True)
 
 
 def _print_record(record: InvocationRecord) -> None:
@@ -132,19 +131,24 @@ def print_tasks(tasks: list[Task]) -> None:
         ]
         for task in tasks
     ]
-    print_table(
-        ["STEP", "NODE", "TRY", "STATUS", "START", "TOOK", "TIMELINE".ljust(_BAR), "TASK"], rows, empty=""
-    )
+    print_table(["STEP", "NODE", "TRY", "STATUS", "START", "TOOK", "TIMELINE".ljust(_BAR), "TASK"], rows, empty="")
     for task in tasks:
         notes = []
         if task.error is not None:
             notes.append(f"{task.error.code}: {task.error.message}")
         if task.reconciled is not None:
-            notes.append(
-                f"reconciled by {task.reconciled.by} ({task.reconciled.how}) {ago(task.reconciled.at)}"
-            )
+            notes.append(f"reconciled by {task.reconciled.by} ({_verdict(task)}) {ago(task.reconciled.at)}")
+        if task.substeps:
+            notes.append(f"stored {', '.join(task.substeps)}")
         for note in notes:
             click.echo(f"  {task.step}.{task.attempt} {task.node}: {note}")
+
+
+def _verdict(task: Task) -> str:
+    """How somebody settled it, with the result that he gave; an error is told anyway."""
+    assert task.reconciled is not None
+    given = f"{task.reconciled.how} {compact(task.update)}" if task.update is not None else task.reconciled.how
+    return given if len(given) <= _LONGEST_VERDICT else f"{given[: _LONGEST_VERDICT - 1]}…"
 
 
 def _bar(task: Task, first: float, last: float) -> str:
@@ -164,9 +168,7 @@ def _bar(task: Task, first: float, last: float) -> str:
 @json_option
 @socket_option
 @click.pass_context
-def events(
-    ctx: click.Context, invocation: str, follow: bool, after: int, as_json: bool, socket: str | None
-) -> None:
+def events(ctx: click.Context, invocation: str, follow: bool, after: int, as_json: bool, socket: str | None) -> None:
     """Print the events of an invocation, one on each line."""
     with open_client(ctx, socket) as client:
         for event in client.invocation(invocation).events(after, until="terminal" if follow else "now"):

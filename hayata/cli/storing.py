@@ -54,9 +54,7 @@ def verify(ctx: click.Context, data_dir: str | None, as_json: bool, socket: str 
 @json_option
 @socket_option
 @click.pass_context
-def backup(
-    ctx: click.Context, directory: str, data_dir: str | None, as_json: bool, socket: str | None
-) -> None:
+def backup(ctx: click.Context, directory: str, data_dir: str | None, as_json: bool, socket: str | None) -> None:
     """Copy the store to DIR, where nothing is yet, and verify the copy.
 
     The daemon goes on meanwhile. To restore, start a daemon with --data-dir DIR.
@@ -83,16 +81,12 @@ def _print_report(report: StoreReport, as_json: bool) -> None:
         click.echo(f"{click.style('problem:', fg='red', bold=True)} {problem.record}: {problem.problem}")
     if report.found > len(report.problems):
         click.echo(f"and {report.found - len(report.problems):,} more problems")
-    click.echo(f"{report.found:,} problems", err=True) if report.found else click.echo(
-        "all of it is whole", err=True
-    )
+    click.echo(f"{report.found:,} problems", err=True) if report.found else click.echo("all of it is whole", err=True)
 
 
 @click.command()
 @click.option("--older-than", metavar="AGE", help="Ended at least so long ago: 90s, 12h, 30d.")
-@click.option(
-    "--keep", type=click.IntRange(0), default=0, metavar="N", help="The newest N of each agent stay."
-)
+@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="The newest N of each agent stay.")
 @click.option(
     "--status",
     "statuses",

@@ -114,8 +114,6 @@ def export(invocation_id: str) -> Operation[list[dict[str, Any]]]:
             told = [records.event(invocation_id, each) for each in record.events]
             events += [{"kind": "event", **records.as_mapping(each)} for each in told]
             first = record.number + 1
-    lines += [
-        {"kind": "task", **records.as_mapping(task)} for task in (yield from operations.tasks(invocation_id))
-    ]
+    lines += [{"kind": "task", **records.as_mapping(task)} for task in (yield from operations.tasks(invocation_id))]
     lines += events
     return lines

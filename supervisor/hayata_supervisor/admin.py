@@ -93,9 +93,7 @@ class Admin:
             what = f"status {unknown[0]}" if unknown else "keep or older_than_s"
             hint = f"statuses are {', '.join(sorted(TERMINAL))}; numbers are 0 or more"
             raise Refusal(failure("invalid_options", f"{what} can't be pruned by", hint=hint))
-        rule = Rule(
-            clock.wall() - request.older_than_s, frozenset(request.statuses), request.agent, request.keep
-        )
+        rule = Rule(clock.wall() - request.older_than_s, frozenset(request.statuses), request.agent, request.keep)
 
         def failed(error: HayataError) -> None:
             sink.reply(m.Refused(failure(error.code, error.message, hint=error.hint, **error.details)))
@@ -118,9 +116,7 @@ class Admin:
 
         self._drive(prune(self._engine.store, rule), done, failed)
 
-    def _drive(
-        self, jobs: Jobs, done: Callable[[Pruned], None], failed: Callable[[HayataError], None]
-    ) -> None:
+    def _drive(self, jobs: Jobs, done: Callable[[Pruned], None], failed: Callable[[HayataError], None]) -> None:
         """Have one job after the other done by the thread it belongs to."""
 
         def go_on(outcome: Any) -> None:

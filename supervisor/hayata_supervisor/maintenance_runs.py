@@ -63,9 +63,7 @@ class MaintenanceRuns:
                 hint=f"end the runtime, then hayata {command} --data-dir {self._data_dir}",
             )
         if len(self._runs) >= MOST:
-            raise error_for(
-                "overloaded", f"{MOST} of these are under way", hint="try again when one has ended"
-            )
+            raise error_for("overloaded", f"{MOST} of these are under way", hint="try again when one has ended")
         self._runs.add(_Run(self, command, arguments, done))
 
     def close(self) -> None:
@@ -76,9 +74,7 @@ class MaintenanceRuns:
     def spawn(self, command: str, arguments: Sequence[str], stdout: int) -> int:
         """Start the process, and say that it was born."""
         line = [command, "--parent", str(os.getpid()), "--shared", "--data-dir", self._data_dir, *arguments]
-        pid = spawn_module(
-            maintenance.PROGRAM, line, pass_fds=(), environ=self._environ, move_fds={1: stdout}
-        )
+        pid = spawn_module(maintenance.PROGRAM, line, pass_fds=(), environ=self._environ, move_fds={1: stdout})
         self._born(pid)
         return pid
 

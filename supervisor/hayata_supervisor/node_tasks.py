@@ -87,7 +87,7 @@ def edge_lost(death: Death) -> ErrorInfo:
     """The edge died, by itself or by our hand, and not on account of the task that this is said of."""
     details: dict[str, Any] = {"exit_code": death.exit.code}
     if death.exit.signal is not None:
-        details = {"signal": _signal_name(death.exit.signal)}
+        details = {"signal": death.exit.signal_name}
     if death.neighbour:
         message = "its edge worker was killed because another execution in it did not end"
         return interruption("edge_crashed", message, "neighbour", **details)
@@ -101,12 +101,6 @@ def edge_lost(death: Death) -> ErrorInfo:
         hint = "if nobody sent it, the kernel was out of memory: see `dmesg`"
     return interruption("edge_crashed", f"its edge worker ended: {death.exit}", "crash", hint=hint, **details)
 
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
 
 
 class Deadlines:

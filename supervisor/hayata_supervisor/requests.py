@@ -9,7 +9,7 @@ from typing import TypeVar
 from hayata import messages as m
 from hayata.errors import HayataError
 from hayata.framing import DEFAULT_CAP_BYTES
-from hayata.ids import Execution, check_name, new_uuid7, parse_execution_id
+from hayata.ids import Execution, RisingIds, check_name, parse_execution_id
 from hayata_supervisor.admin import Admin
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
@@ -55,6 +55,7 @@ class Requests:
         self._tree = tree
         self._stop = stop
         self._admin = admin
+        self._ids = RisingIds()
         self._parked: list[tuple[m.Request, Sink]] = []
         self._loading: dict[int, Sink | None] = {}
 
@@ -215,7 +216,7 @@ class Requests:
                 failure("session_required", f"{request.agent} keeps conversations", hint="pass session=, one a user")
             )
         fresh = Invocation(
-            id=new_uuid7(clock.unix_ms()),
+            id=self._ids.new(clock.unix_ms()),
             name=request.invocation_id,
             agent=request.agent,
             version=manifest.version,
@@ -406,7 +407,7 @@ class Requests:
 
     def _restart(self, agent: Agent, old: Invocation) -> bytes:
         """Begin a dropped invocation anew, under a new name; one commit holds both. Returns the new id."""
-        id = new_uuid7(clock.unix_ms())
+        id = self._ids.new(clock.unix_ms())
         fresh = Invocation(
             id=id,
             name=id.hex(),

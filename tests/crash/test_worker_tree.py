@@ -59,7 +59,7 @@ def test_agent_killed_by_one_evaluation_asks_it_thrice_and_the_others_once_more(
     )
     failed = rig.answer(2)
     assert (failed["type"], failed["error"]["code"]) == ("PolicyFailed", "agent_crashed")
-    assert failed["error"]["details"]["signal"] == signal.SIGKILL
+    assert failed["error"]["details"]["signal"] == "SIGKILL"
     assert rig.answer(1)["result"] == 1
     assert rig.answer(3)["result"] == 3
     assert [rig.told("policy")["event"] for _ in range(5)] == ["policy"] * 5  # 1, three times 2, 3
@@ -158,7 +158,7 @@ def test_node_killed_interrupts_its_tasks_and_serves_again(rig):
         assert (report["type"], report["started"]) == ("TaskInterrupted", True)
         assert report["error"]["code"] == "node_crashed"
         assert report["error"]["details"]["interrupted"] is True
-        assert report["error"]["details"]["signal"] == signal.SIGKILL
+        assert report["error"]["details"]["signal"] == "SIGKILL"
     rig.wait_gone(*bodies, timeout_s=0.0)  # dead and reaped before it was reported
     rig.serving("tree", "act")
     assert time.monotonic() - begun < 2.0
@@ -207,7 +207,8 @@ def test_node_killed_before_a_task_was_written_runs_it_in_the_next_one(rig):
     rig.dispatch("e2", value=2)
     rig.dispatch("e3", value=3)
     rig.order("kill", agent="tree", node="act", execution="e3", reason="wanted")
-    rig.descriptors()  # answered after the dispatches
+    rig.descriptors()  # answered after the dispatches …
+    rig.descriptors()  # … and this one after the turn that wrote what could be written
     kill(pid)
     cut_off = rig.report("e1")
     assert (cut_off["type"], cut_off["error"]["code"]) == ("TaskInterrupted", "node_crashed")
@@ -223,7 +224,7 @@ def test_node_killed_dispatch_while_it_is_down_waits_for_the_next_one(rig):
     forkserver = rig.node_down(rig.pids["tree", "act"])
     for number in range(3):
         rig.dispatch(f"e{number}", value=number)
-    assert rig.process("node", "tree/act")["status"] == "starting"
+    assert rig.process("node", "tree/act")["status"] in ("restarting", "starting")
     kill(forkserver, signal.SIGCONT)
     for number in range(3):
         assert rig.report(f"e{number}")["update"] == {"value": number}

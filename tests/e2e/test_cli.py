@@ -357,6 +357,9 @@ def test_uncertain_invocation_exits_3_and_reconcile_settles_it(
         with following:
             assert following.stdout.read().splitlines()[-1].split()[2] == "invocation_completed"
         assert cli("reconcile", "unsure", task["id"], "--retry").code == 5
+        assert 'reconciled by me (result {"by": "hand"}) ' in cli("show", "unsure").out
+        settled = cli("show", "unsure", "--json").json["tasks"][0]["reconciled"]
+        assert (settled["by"], settled["how"], settled["at"] > task["started_at"]) == ("me", "result", True)
 
         second, started, go = held(tmp_path)
         client.run("wait", second, invocation_id="again")

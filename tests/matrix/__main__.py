@@ -17,6 +17,10 @@ from tests.matrix.sites import named_points
 from tests.matrix.trial import Outcome, Trial, make_template, run
 
 
+_USUAL = ("worker ready", " stream=std", "dripped")
+_MOST_LINES = 30
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try everything; return 0 when nothing was violated and every point was struck."""
     options = _parse(arguments)
@@ -98,8 +102,9 @@ class Matrix:
 
 def _told(outcome: Outcome) -> Iterator[str]:
     yield f"VIOLATED by {outcome.trial} (struck: {', '.join(outcome.struck) or 'nothing'})"
-    yield from (f"    {text[:1500]}" for text in outcome.violations)
-    yield from (f"        {line[:300]}" for line in outcome.log.splitlines())
+    yield from (f"    {text[:1000]}" for text in outcome.violations)
+    lines = [line for line in outcome.log.splitlines() if not any(each in line for each in _USUAL)]
+    yield from (f"        {line[:250]}" for line in lines[-_MOST_LINES:])
 
 
 def _actions(text: str) -> list[str]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +77,7 @@ def run(trial: Trial, template: Path | None, *, keep: bool = False) -> Outcome:
     except Exception as error:  # noqa: BLE001 - a trial that can't be brought to its end has found something
         violations.append(f"10: {error!r}")
     finally:
-        log = host.tail(60) if violations else ""
+        log = host.tail(200) if violations else ""
         struck = tuple(each for each, mark in marks.items() if mark.exists())
         host.close_control()
         host.destroy(keep=keep)
@@ -182,13 +181,18 @@ def _end(host: Host) -> Iterator[str]:
     while (left := host.left()) and time.monotonic() < due:
         time.sleep(_KEEP_S)
     yield from (f"9: left behind: {pid} {command}" for pid, command in left.items())
-    with suppress(HayataError):
-        store = open_store(host.data_dir)
+    while True:
         try:
-            acknowledged = known_ids(heard_lines(host.home))[1]
-            yield from (f"11: {name} is not in the store" for name in acknowledged if not store.find(name))
-            yield from (f"11: {each.header.name} is open in the store" for each in store.load_open())
-        finally:
-            store.close()
-        return
-    yield "11: the store can't be opened"
+            store = open_store(host.data_dir)
+            break
+        except HayataError as error:
+            if error.code != "data_dir_in_use" or time.monotonic() > due:  # it has let its memory go, not its files
+                yield f"11: the store can't be opened: {error}"
+                return
+        time.sleep(_KEEP_S)
+    try:
+        acknowledged = known_ids(heard_lines(host.home))[1]
+        yield from (f"11: {name} is not in the store" for name in acknowledged if not store.find(name))
+        yield from (f"11: {each.header.name} is open in the store" for each in store.load_open())
+    finally:
+        store.close()

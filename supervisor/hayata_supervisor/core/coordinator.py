@@ -39,11 +39,11 @@ from hayata_supervisor.core import reasons
 from hayata_supervisor.core.cells import Cells
 from hayata_supervisor.core.definitions import encode_definition
 from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Token
-from hayata_supervisor.core.invocation import Invocation, Task, info
+from hayata_supervisor.core.invocation import Invocation, Task, cancellations, info
 from hayata_supervisor.core.merge import merge
 from hayata_supervisor.core.reasons import Refusal
 from hayata_supervisor.core.recovering import Recovering
-from hayata_supervisor.core.transitions import Now, cancellations
+from hayata_supervisor.core.transitions import Now
 
 __all__ = ["Coordinator", "Now", "Refusal"]
 
@@ -151,7 +151,12 @@ class Coordinator(Recovering):
 
         One of another version goes on, or is dropped, only when ``changed`` says so (the caller restarts). One whose
         state did not fit goes on, unless it says ``drop`` or ``restart``.
+
+        Raises:
+            Refusal: The agent can't run, so that nothing could begin anew. Nothing has changed.
         """
+        if changed == "restart" and self._unavailable is not None:
+            raise Refusal(self._unavailable)
         touched = []
         for id, rest in list(self.resting.items()):
             invocation = self.invocations[id]
@@ -349,6 +354,7 @@ class Coordinator(Recovering):
         """Go on with the definition that a new forkserver has loaded; slots in use stay counted."""
         self.manifest = manifest
         self.definition = encode_definition(manifest.definition)
+        self._unfit.clear()
         self._warn_of_changes(self.invocations.values())
         gone = ErrorInfo("unknown_node", f"{manifest.id} has no such node any more")
         self.executions.take_nodes(manifest.nodes, gone)

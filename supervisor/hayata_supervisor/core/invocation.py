@@ -234,6 +234,15 @@ def _end(invocation: Invocation, status: str, at: float) -> None:
     invocation.parallel_results = None
 
 
+def cancellations(invocation: Invocation) -> list[f.Cancelled]:
+    """Facts that cancel what is scheduled or running."""
+    return [
+        f.Cancelled(task.step, task.attempt, task.node)
+        for task in invocation.tasks
+        if task.status in ("scheduled", "running")
+    ]
+
+
 def info(invocation: Invocation) -> InvocationInfo:
     """What clients see of the invocation."""
     return InvocationInfo(

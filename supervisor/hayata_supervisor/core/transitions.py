@@ -41,7 +41,7 @@ from hayata_supervisor.core.effects import (
     Token,
 )
 from hayata_supervisor.core.executions import Executions
-from hayata_supervisor.core.invocation import Invocation, Task, info
+from hayata_supervisor.core.invocation import Invocation, Task, cancellations, info
 from hayata_supervisor.core.merge import MergeRefused, merge, relevant
 from hayata_supervisor.core.slots import Claim, Slots
 from hayata_supervisor.core.timers import Timers
@@ -391,12 +391,3 @@ class Transitions:
     def _effects(self) -> list[Effect]:
         effects, self._out = self._out, []
         return effects
-
-
-def cancellations(invocation: Invocation) -> list[f.Cancelled]:
-    """Facts that cancel what is scheduled or running."""
-    return [
-        f.Cancelled(task.step, task.attempt, task.node)
-        for task in invocation.tasks
-        if task.status in ("scheduled", "running")
-    ]

@@ -21,13 +21,18 @@ class Exit(NamedTuple):
     code: int | None
     signal: int | None
 
+    @property
+    def signal_name(self) -> str | None:
+        """The signal by its name, as ``SIGKILL``; None when it was none that ended the process."""
+        if self.signal is None:
+            return None
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return str(self.signal)
+
     def __str__(self) -> str:
-        if self.signal is not None:
-            try:
-                return f"signal {signal.Signals(self.signal).name}"
-            except ValueError:
-                return f"signal {self.signal}"
-        return f"exit code {self.code}"
+        return f"exit code {self.code}" if self.signal is None else f"signal {self.signal_name}"
 
 
 def open_pidfd(pid: int) -> int:

@@ -193,9 +193,7 @@ def refusal(data_dir: Path, problem: OSError) -> HayataError:
             hint="the data directory must belong to the user that runs Hayata, and be writable",
         )
     if problem.errno in FULL:
-        return Unavailable(
-            "store_full", f"no room in {data_dir}", details=details, hint="make room on the disk"
-        )
+        return Unavailable("store_full", f"no room in {data_dir}", details=details, hint="make room on the disk")
     return CallerError(
         "invalid_options",
         f"{data_dir} can't be the data directory: {problem.strerror or problem}",

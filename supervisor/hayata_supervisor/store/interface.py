@@ -208,9 +208,7 @@ class Store(Protocol):
         """The invocation that holds the key."""
         ...
 
-    def headers(
-        self, *, agent: str | None, status: str | None, session: str | None, limit: int
-    ) -> list[Header]:
+    def headers(self, *, agent: str | None, status: str | None, session: str | None, limit: int) -> list[Header]:
         """Headers that match, newest first, at most ``limit``."""
         ...
 

@@ -140,7 +140,11 @@ def snapshot_body(number: int, snapshot: bytes) -> bytes:
 
 def unseal_snapshot(invocation: bytes, value: bytes) -> tuple[int, bytes]:
     """Number and bytes of a stored snapshot; errors as `unseal`."""
-    body = unseal(SNAP, invocation, value)
+    return split_snapshot(unseal(SNAP, invocation, value))
+
+
+def split_snapshot(body: bytes) -> tuple[int, bytes]:
+    """Take apart what `snapshot_body` has made."""
     return int.from_bytes(body[:NUMBER_BYTES], "big"), body[NUMBER_BYTES:]
 
 

@@ -319,9 +319,7 @@ class LmdbStore:
         with self._reader() as reader:
             return reader.memory(agent, session)
 
-    def headers(
-        self, *, agent: str | None, status: str | None, session: str | None, limit: int
-    ) -> list[Header]:
+    def headers(self, *, agent: str | None, status: str | None, session: str | None, limit: int) -> list[Header]:
         """Headers that match, newest first, at most ``limit``."""
         fields = {"agent": agent, "status": status, "session": session}
         wanted = {field: text for field, text in fields.items() if text is not None}

@@ -176,9 +176,7 @@ class MemoryStore:
         holder = self._keys.get(layout.key_key(agent, key))
         return None if holder is None else self._invocations[holder].header
 
-    def headers(
-        self, *, agent: str | None, status: str | None, session: str | None, limit: int
-    ) -> list[Header]:
+    def headers(self, *, agent: str | None, status: str | None, session: str | None, limit: int) -> list[Header]:
         """Headers that match, newest first, at most ``limit``."""
         self._check_usable()
         matching = [

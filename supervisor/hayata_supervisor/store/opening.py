@@ -241,8 +241,7 @@ def _take_over(env: lmdb.Environment, data_dir: Path) -> Opened:
         check_table(layout.META)
         meta = env.open_db(layout.META.encode(), txn=txn, create=False)
         schema, identity, epoch = (
-            layout.unseal(layout.META, key, txn.get(key, b"", db=meta))
-            for key in (b"schema", b"uuid", b"epoch")
+            layout.unseal(layout.META, key, txn.get(key, b"", db=meta)) for key in (b"schema", b"uuid", b"epoch")
         )
         before = int.from_bytes(schema, "big")
         _check_schema(data_dir, before)

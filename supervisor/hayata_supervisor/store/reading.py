@@ -80,9 +80,7 @@ class Reader:
             number += 1
         return records
 
-    def headers(
-        self, before: bytes | None, most: int, wanted: Mapping[str, str]
-    ) -> tuple[list[Header], bytes | None]:
+    def headers(self, before: bytes | None, most: int, wanted: Mapping[str, str]) -> tuple[list[Header], bytes | None]:
         """Look at the ``most`` headers before the id ``before``, newest first (None: from the newest on).
 
         Returns:

@@ -67,9 +67,7 @@ def prune(store: Store, rule: Rule) -> Jobs:
     while True:
         found: list[Ended] = yield _look(store, after, rule.ended_before)
         left = [
-            each.key
-            for each in found
-            if each.header is None or (rule.fits(each.header) and each.header.id not in kept)
+            each.key for each in found if each.header is None or (rule.fits(each.header) and each.header.id not in kept)
         ]
         while left:
             removal: Removal = yield _removal(store, left)

@@ -94,6 +94,9 @@ def verify_file(path: Path, *, fold: Fold, decode: Decode, tell: Tell) -> dict[s
     return counts
 
 
+_KINDS = ("invocations", "open", "records", "snapshots", "names", "keys", "sessions", "ended", "leaving")
+
+
 class _Walk:
     """One pass over all tables, in one read transaction."""
 
@@ -111,9 +114,7 @@ class _Walk:
         self._tell_of = tell
         self._counts: Counter[str] = Counter()
         self._leaving: set[bytes] = set()
-        self._tables: Tables = {
-            name: env.open_db(name.encode(), txn=txn, create=False) for name in layout.TABLES
-        }
+        self._tables: Tables = {name: env.open_db(name.encode(), txn=txn, create=False) for name in layout.TABLES}
 
     def run(self) -> dict[str, int]:
         """Look at everything; returns the counts."""
@@ -124,30 +125,21 @@ class _Walk:
         self._names()
         self._open()
         self._sessions()
-        kinds = (
-            "invocations",
-            "open",
-            "records",
-            "snapshots",
-            "names",
-            "keys",
-            "sessions",
-            "ended",
-            "leaving",
-        )
-        return {kind: self._counts[kind] for kind in kinds}
+        return {kind: self._counts[kind] for kind in _KINDS}
 
     # values
 
     def _tell(self, table: str, key: bytes, problem: str) -> None:
         self._tell_of(layout.describe(table, key), problem)
 
-    def _items(self, table: str, begin: bytes = b"") -> Iterator[tuple[bytes, bytes | None]]:
-        """Keys and bodies from ``begin`` on; None for a body whose checksum is wrong, which is told."""
+    def _items(self, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes | None]]:
+        """Keys that begin so, and bodies; None for a body whose checksum is wrong, which is told."""
         cursor = self._txn.cursor(self._tables[table])
-        found = cursor.set_range(begin) if begin else cursor.first()
+        found = cursor.set_range(prefix) if prefix else cursor.first()
         while found:
             key, value = cursor.item()
+            if not key.startswith(prefix):
+                return
             yield key, self._unsealed(table, key, value)
             found = cursor.next()
 
@@ -202,9 +194,7 @@ class _Walk:
                 continue
             self._counts["ended"] += 1
             header = self._header(invocation)
-            if header is not None and (
-                header.ended_at is None or layout.gc_key(header.ended_at, invocation) != key
-            ):
+            if header is not None and (header.ended_at is None or layout.gc_key(header.ended_at, invocation) != key):
                 self._tell(GC, key, f"its invocation says that it ended at {header.ended_at}")
 
     def _invocations(self) -> None:
@@ -230,23 +220,16 @@ class _Walk:
             self._tell(INV, invocation, f"its key {header.key!r} doesn't lead to it")
         ended = header.ended_at is not None
         if self._has(OPEN, invocation) is ended:
-            self._tell(
-                INV,
-                invocation,
-                f"it has{'' if ended else ' not'} ended, and is{'' if ended else ' not'} open",
-            )
+            no = "" if ended else " not"
+            self._tell(INV, invocation, f"it has{no} ended, and is{no} open")
         if ended and not self._has(GC, layout.gc_key(header.ended_at, invocation)):
             self._tell(INV, invocation, "it has ended, and is not in gc")
 
     def _family(self, invocation: bytes, header: Header | None) -> None:
         """Journal and snapshot of one invocation."""
-        number, snapshot = 0, self._get(SNAP, invocation)
-        if snapshot is not None:
-            number, snapshot = (
-                int.from_bytes(snapshot[: layout.NUMBER_BYTES], "big"),
-                snapshot[layout.NUMBER_BYTES :],
-            )
-        journal = _Journal(self._items(JOURNAL, layout.journal_key(invocation, 0)), invocation)
+        body = self._get(SNAP, invocation)
+        number, snapshot = (0, None) if body is None else layout.split_snapshot(body)
+        journal = _Journal(self._items(JOURNAL, invocation))
         if header is not None:
             for problem in self._fold(header, number, snapshot, iter(journal)):
                 if not journal.broken:  # else that was told, and the rest follows from it
@@ -254,11 +237,8 @@ class _Walk:
         for _ in journal:
             continue  # what the fold has left, or all of it
         if journal.hole is not None:
-            self._tell(
-                JOURNAL,
-                layout.journal_key(invocation, journal.hole),
-                "it is missing, and later ones are there",
-            )
+            missing = layout.journal_key(invocation, journal.hole)
+            self._tell(JOURNAL, missing, "it is missing, and later ones are there")
         elif not journal.count and not journal.broken:
             self._tell(INV, invocation, "it has no journal")
         if number > journal.newest:
@@ -299,9 +279,7 @@ class _Walk:
             header = None if body is None else self._header(body)
             if body is not None and not self._has(INV, body or b"\0"):
                 self._tell(KEY, key, f"it leads to invocation {body.hex()}, which is missing")
-            elif header is not None and (
-                header.key is None or layout.key_key(header.agent, header.key) != key
-            ):
+            elif header is not None and (header.key is None or layout.key_key(header.agent, header.key) != key):
                 self._tell(KEY, key, f"it leads to invocation {header.name!r}, whose key is {header.key!r}")
 
     def _open(self) -> None:
@@ -331,21 +309,17 @@ class _Journal:
         broken: A record can't be read, or is missing.
     """
 
-    def __init__(self, items: Iterator[tuple[bytes, bytes | None]], invocation: bytes) -> None:
+    def __init__(self, items: Iterator[tuple[bytes, bytes | None]]) -> None:
         self.count = self.newest = 0
         self.hole: int | None = None
         self.broken = False
-        self._records = self._walk(items, invocation)
+        self._records = self._walk(items)
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         return self._records
 
-    def _walk(
-        self, items: Iterator[tuple[bytes, bytes | None]], invocation: bytes
-    ) -> Iterator[tuple[int, bytes]]:
+    def _walk(self, items: Iterator[tuple[bytes, bytes | None]]) -> Iterator[tuple[int, bytes]]:
         for key, body in items:
-            if key[:ID_BYTES] != invocation:
-                return
             number = layout.number_of(key)
             if number != self.newest + 1 and self.hole is None:
                 self.hole = self.newest + 1

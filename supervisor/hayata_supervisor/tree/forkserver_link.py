@@ -51,7 +51,7 @@ MOST_KILLED_IMPORTS = 3
 
 _RETRY_S = 0.005
 _NEVER = 1_000_000_000
-_SUPERVISION = SupervisionManifest(intensity=_NEVER, period_s=600.0, backoff_s=0.2, max_backoff_s=30.0)
+_SUPERVISION = SupervisionManifest(intensity=_NEVER, period_s=60.0, backoff_s=0.2, max_backoff_s=5.0)
 _DECODER = decoder(FromForkserver)
 
 
@@ -342,7 +342,7 @@ class ForkserverLink:
             error = failure(
                 "agent_start_failed",
                 f"the import of {self.app.reference} ended its process: {self.last_exit}",
-                signal=incarnation.exit.signal if incarnation.exit else None,
+                signal=incarnation.exit.signal_name if incarnation.exit else None,
                 exit_code=incarnation.exit.code if incarnation.exit else None,
             )
         self._ended(None if loaded else error)

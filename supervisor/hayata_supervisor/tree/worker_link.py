@@ -363,7 +363,7 @@ class WorkerLink:
             code,
             f"the worker of {self} ended with {exit} while {what}",
             interrupted=True,
-            signal=exit.signal if exit else None,
+            signal=exit.signal_name if exit else None,
             exit_code=exit.code if exit else None,
         )
 

@@ -1,4 +1,4 @@
-"""Agents whose nodes say what happens when they run again: probes, sub-steps.
+"""Agents whose nodes say what happens when they run again: probes, sub-steps, retries, reruns.
 
 Ledger and gates as in `crash`, beside it.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 
 from crash import HOME, body, note, once, wait_for_gate, wanted
 
-from hayata import NOT_DONE, UNKNOWN, Agent, Node, Probe, Rerun, Retry
+from hayata import NOT_DONE, UNKNOWN, Agent, Backoff, Node, Probe, Rerun, Retry
 
 # A payment: what happened is known outside, under the idempotency key.
 
@@ -98,19 +100,44 @@ async def work_later(ctx, name):
 
 
 async def in_steps_later(state, ctx):
-    first, second = await asyncio.gather(
-        ctx.step(work_later, ctx, "first"), ctx.step(work_later, ctx, "second")
-    )
+    first, second = await asyncio.gather(ctx.step(work_later, ctx, "first"), ctx.step(work_later, ctx, "second"))
     if ctx.attempt == 1:
         os.abort()
     return {"first": first, "second": second, "third": await ctx.step(work_later, ctx, "third")}
 
+
+# Failures: with a pause before the next attempt, and for ever.
+
+
+def fail(state, ctx):
+    with body(ctx):
+        note("failed", invocation=ctx.invocation_id, attempt=ctx.attempt, at=time.time())
+        if ctx.attempt < (ctx.input or {}).get("good_attempt", 99):
+            raise ConnectionError("try again")
+    return {"attempt": ctx.attempt}
+
+
+def die(state, ctx):
+    with body(ctx):
+        if gate := wanted(ctx, "gate"):
+            wait_for_gate(gate)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+PAUSE_S = 6.0
 
 AGAIN = {"retry": Retry(max_attempts=2, backoff=0), "interrupted": Rerun(max_attempts=2)}
 
 agents = [
     Agent(id="steps", nodes=[Node(in_steps, **AGAIN)], decision_policy=once("in_steps")),
     Agent(id="steps_later", nodes=[Node(in_steps_later, **AGAIN)], decision_policy=once("in_steps_later")),
+    Agent(
+        id="failing",
+        nodes=[Node(fail, retry=Retry(max_attempts=3, backoff=Backoff(PAUSE_S, 1.0), jitter=0.0))],
+        decision_policy=once("fail"),
+    ),
+    Agent(id="failing_fast", nodes=[Node(fail, retry=Retry(3, backoff=0.0))], decision_policy=once("fail")),
+    Agent(id="dying", nodes=[Node(die, interrupted=Rerun(max_attempts=3))], decision_policy=once("die")),
     paying("pay"),
     paying("pay_in_time", execution_timeout=0.5),
     Agent(
