@@ -138,9 +138,7 @@ class Outcome:
     concurrent_steps_s: float | None
 
 
-def outcome(
-    work: Work, about: str, stamps: Stamps, sequential_s: float, concurrent_s: float | None
-) -> Outcome:
+def outcome(work: Work, about: str, stamps: Stamps, sequential_s: float, concurrent_s: float | None) -> Outcome:
     """Turn the wall times and the stamps of one run into an `Outcome`."""
     intervals = stamps.intervals_ms(INVOCATION_STEPS)
     steps_s = None if concurrent_s is None else work.concurrent * INVOCATION_STEPS / concurrent_s

@@ -49,9 +49,7 @@ def held(root: Process) -> list[Held]:
 
 def main() -> None:
     """Measure, print a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.memory", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.memory", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dir", default="/var/tmp", help="where the data goes (default /var/tmp)")
     options = parser.parse_args()
     end_cleanly_on_sigterm()

@@ -85,9 +85,7 @@ class Deaths:
             SystemExit: One of them lives.
         """
         if self._pending:
-            raise SystemExit(
-                f"bench: {len(self._pending)} processes are alive {self._timeout_s:.0f} s after the kill"
-            )
+            raise SystemExit(f"bench: {len(self._pending)} processes are alive {self._timeout_s:.0f} s after the kill")
         return self._last_s
 
     def _watch(self) -> None:
@@ -99,9 +97,7 @@ class Deaths:
             self._last_s = time.monotonic()
 
 
-def wait_for_tree(
-    tree: Callable[[], Process], wanted: Callable[[Process], bool], timeout_s: float
-) -> Process:
+def wait_for_tree(tree: Callable[[], Process], wanted: Callable[[Process], bool], timeout_s: float) -> Process:
     """Ask for the tree until it is as ``wanted``.
 
     Raises:

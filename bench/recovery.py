@@ -110,9 +110,7 @@ def measure(samples: int, dirs: DataDirs) -> dict[Measure, list[float]]:
 
 def main() -> None:
     """Measure, print a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.recovery", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.recovery", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=10, help="kills of each kind (default 10)")
     parser.add_argument("--dir", default="/var/tmp", help="where the data goes (default /var/tmp)")
     options = parser.parse_args()

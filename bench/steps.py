@@ -166,8 +166,7 @@ def _concurrent(one: Outcome) -> float:
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return lines
@@ -186,9 +185,7 @@ def _about(where: str, kind: str, runs: int, invocations: int) -> str:
 
 def main() -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.steps", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.steps", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000, help="sequential steps a run (default 1000)")
     parser.add_argument("--runs", type=int, default=5, help="runs to take the medians of (default 5)")
     parser.add_argument("--no-peers", action="store_true", help="Hayata and the probes alone")

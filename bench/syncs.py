@@ -48,9 +48,7 @@ def count(contender: Contender, invocations: int, dirs: DataDirs) -> Counter[str
 
 def main() -> None:
     """Count, print one line for each contender."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.syncs", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.syncs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--no-peers", action="store_true", help="Hayata alone")
     parser.add_argument("--dir", default="/var/tmp", help="where the data goes (default /var/tmp)")
     options = parser.parse_args()

@@ -59,8 +59,7 @@ def check_socket_path(path: str) -> str:
         "invalid_options",
         f"the socket path {path!r} has {size} bytes; the system allows 1 to {SOCKET_PATH_BYTES}, none zero",
         details={"path": path, "size_bytes": size, "limit_bytes": SOCKET_PATH_BYTES},
-        hint="choose a shorter one with --socket or HAYATA_SOCKET, for example "
-        f"/tmp/hayata-{os.getuid()}/hayata.sock",
+        hint=f"choose a shorter one with --socket or HAYATA_SOCKET, for example /tmp/hayata-{os.getuid()}/hayata.sock",
     )
 
 

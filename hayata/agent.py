@@ -171,16 +171,12 @@ class Agent:
                 return _InOrder([])
         if policy is None:
             if isinstance(self.max_steps, int) and self.max_steps < len(self.nodes):
-                problems.add(
-                    "max_steps", f"the {len(self.nodes)} nodes run once each: at least as many steps"
-                )
+                problems.add("max_steps", f"the {len(self.nodes)} nodes run once each: at least as many steps")
             return _InOrder(list(self.nodes))
         if not callable(policy) or isinstance(policy, type):
             problems.add("decision_policy", f"{policy!r} is not a function")
         elif is_coroutine_function(policy) or is_generator_function(policy):
-            problems.add(
-                "decision_policy", "must be a plain function: it decides, and does nothing that takes time"
-            )
+            problems.add("decision_policy", "must be a plain function: it decides, and does nothing that takes time")
         else:
             problem = arguments_problem(policy, 1, 1)
             if problem:
@@ -189,9 +185,7 @@ class Agent:
         return chosen
 
     def _state_type(self, problems: Problems) -> StateType:
-        more = [
-            kind for node in self.nodes.values() for kind in (node.input, node.output) if kind is not None
-        ]
+        more = [kind for node in self.nodes.values() for kind in (node.input, node.output) if kind is not None]
         return StateType(self.state_type, self._given_merge, problems, *more)
 
     def _check_memory(self, problems: Problems) -> None:
@@ -255,8 +249,6 @@ def _same(known: Any, reference: Any) -> bool:
     if known is reference:
         return True
     try:
-        return type(known) is type(reference) and bool(
-            known == reference
-        )  # bound methods are equal, never identical
+        return type(known) is type(reference) and bool(known == reference)  # bound methods are equal, never identical
     except Exception:  # noqa: BLE001 - a user's __eq__
         return False

@@ -36,9 +36,7 @@ def pickle_agents(agents: Sequence[Agent]) -> bytes:
     """
     classes = [kind for agent in agents for kind in mentioned_classes(*_annotations(agent))]
     functions = [
-        part
-        for agent in agents
-        for part in (agent.decision_policy, *(node.fn for node in agent.nodes.values()))
+        part for agent in agents for part in (agent.decision_policy, *(node.fn for node in agent.nodes.values()))
     ]
     with _by_value({getattr(part, "__module__", None) for part in [*classes, *functions]}) as is_by_value:
         _resolve_annotations(kind for kind in classes if is_by_value(kind))
@@ -86,16 +84,12 @@ def _by_value(modules: Iterable[str | None]) -> Iterator[Any]:
     strangers = [
         module
         for name in modules
-        if name not in (None, "__main__")
-        and (module := sys.modules.get(str(name)))
-        and not is_importable(module)
+        if name not in (None, "__main__") and (module := sys.modules.get(str(name))) and not is_importable(module)
     ]
     names = {"__main__", *(module.__name__ for module in strangers)}
 
     def is_by_value(kind: type) -> bool:
-        return (
-            kind.__module__ in names or "<locals>" in kind.__qualname__ or kind.__module__ not in sys.modules
-        )
+        return kind.__module__ in names or "<locals>" in kind.__qualname__ or kind.__module__ not in sys.modules
 
     registered = []
     try:
@@ -157,9 +151,7 @@ def _is_behaviour(value: Any) -> bool:
     return isinstance(value, FunctionType | property | classmethod | staticmethod)
 
 
-def _make_struct(
-    name: str, qualified_name: str, module: str, fields: list[Any], options: dict[str, Any]
-) -> type:
+def _make_struct(name: str, qualified_name: str, module: str, fields: list[Any], options: dict[str, Any]) -> type:
     given = [(key, kind, msgspec.field(**defaults)) for key, kind, defaults in fields]
     made = msgspec.defstruct(name, given, **options)
     made.__qualname__ = qualified_name

@@ -42,9 +42,7 @@ HayataError.
 # ----------------------------------------------------------------------------------------------------- policy
 
 
-def evaluate(
-    agent: Agent, message: m.Evaluate
-) -> m.DecidedNext | m.DecidedFinish | m.DecidedFail | m.PolicyFailed:
+def evaluate(agent: Agent, message: m.Evaluate) -> m.DecidedNext | m.DecidedFinish | m.DecidedFail | m.PolicyFailed:
     """Ask the decision policy."""
     try:
         context = _policy_context(agent, message)
@@ -69,9 +67,7 @@ def _policy_context(agent: Agent, message: m.Evaluate) -> PolicyContext[Any]:
         input=decode(message.input),
         step=message.step,
         max_steps=agent.max_steps,
-        parallel_results=None
-        if results is None
-        else [agent.types.read_branch(decode(result)) for result in results],
+        parallel_results=None if results is None else [agent.types.read_branch(decode(result)) for result in results],
         last=tuple(message.last) if isinstance(message.last, list) else message.last,
         failure=None if message.failure is None else error_from(message.failure),
         session=message.session,
@@ -107,23 +103,17 @@ def _chosen(agent: Agent, nodes: Any) -> tuple[list[str], bool]:
         raise _bad_decision("Next needs at least one node", "return Finish(…) to end the invocation")
     names = [_name(agent, reference) for reference in nodes]
     if len(set(names)) < len(names):
-        raise _bad_decision(
-            f"Next names a node twice: {', '.join(names)}", "parallel branches are distinct nodes"
-        )
+        raise _bad_decision(f"Next names a node twice: {', '.join(names)}", "parallel branches are distinct nodes")
     return names, True
 
 
 def _name(agent: Agent, reference: NodeReference | Any) -> str:
     if not isinstance(reference, str | Node) and not callable(reference):
-        raise _bad_decision(
-            f"Next can't run {_shown(reference)}", "give the name of a node, a Node, or its function"
-        )
+        raise _bad_decision(f"Next can't run {_shown(reference)}", "give the name of a node, a Node, or its function")
     names = agent.names_of(reference)
     if len(names) == 1:
         return names[0]
-    shown = (
-        reference if isinstance(reference, str) else getattr(reference, "__name__", None) or _shown(reference)
-    )
+    shown = reference if isinstance(reference, str) else getattr(reference, "__name__", None) or _shown(reference)
     if names:
         raise _bad_decision(f"several nodes run {shown}: {', '.join(names)}", "say which by its name")
     raise error_for(
@@ -357,9 +347,7 @@ class TaskCall:
         except HayataError as error:
             return self._failed(error, retryable=self._retryable(error))
         except Exception as error:  # noqa: BLE001 - reading the result may call users' code
-            return self._failed(
-                exception_error("invalid_node_result", error), retryable=self._retryable(error)
-            )
+            return self._failed(exception_error("invalid_node_result", error), retryable=self._retryable(error))
         return m.TaskCompleted(self._run.execution_id, self._edge_id, update)
 
     def _raised(self, error: BaseException) -> m.TaskFailed:

@@ -40,9 +40,7 @@ class _ReadOnly:
         raise AttributeError(f"{type(self).__name__}.{name} is read-only")
 
     def __repr__(self) -> str:
-        names = [
-            name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ()) if name[0] != "_"
-        ]
+        names = [name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ()) if name[0] != "_"]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 

@@ -74,9 +74,7 @@ class Runtime(Client):
         pid: Process id of its guard; inline, of this process.
     """
 
-    def __init__(
-        self, server: Server, *, data_dir: str, socket: str, pid: int, inline: bool, cap: int
-    ) -> None:
+    def __init__(self, server: Server, *, data_dir: str, socket: str, pid: int, inline: bool, cap: int) -> None:
         self._server = server
         self._owner = os.getpid()
         self._closing = False

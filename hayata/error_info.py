@@ -38,9 +38,7 @@ def error_from(info: ErrorInfo) -> HayataError:
         details = decode(info.details)
     except HayataError:
         details = {}
-    return error_for(
-        info.code, info.message, details=details if isinstance(details, dict) else {}, hint=info.hint
-    )
+    return error_for(info.code, info.message, details=details if isinstance(details, dict) else {}, hint=info.hint)
 
 
 def exception_info(code: str, error: BaseException) -> ErrorInfo:

@@ -141,14 +141,10 @@ CODES: dict[str, type[HayataError]] = {
 }
 
 
-def error_for(
-    code: str, message: str, *, details: Mapping[str, Any] | None = None, hint: str = ""
-) -> HayataError:
+def error_for(code: str, message: str, *, details: Mapping[str, Any] | None = None, hint: str = "") -> HayataError:
     """Make the error of the class that belongs to ``code``; unknown codes give a plain `HayataError`."""
     return CODES.get(code, HayataError)(code, message, details=details, hint=hint)
 
 
-def _rebuild(
-    kind: type[HayataError], code: str, message: str, details: dict[str, Any], hint: str
-) -> HayataError:
+def _rebuild(kind: type[HayataError], code: str, message: str, details: dict[str, Any], hint: str) -> HayataError:
     return kind(code, message, details=details, hint=hint)

@@ -200,11 +200,7 @@ def _read_zone(offset: int | None, name: str | None, key: str | None) -> tzinfo:
                 raise
     if offset is None:
         raise ValueError("a zone without an offset")
-    return (
-        timezone(timedelta(microseconds=offset))
-        if name is None
-        else timezone(timedelta(microseconds=offset), name)
-    )
+    return timezone(timedelta(microseconds=offset)) if name is None else timezone(timedelta(microseconds=offset), name)
 
 
 def _read_enum(parts: list[Any]) -> Any:

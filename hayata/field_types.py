@@ -133,10 +133,7 @@ def bare_type(annotation: Any) -> Any:
             annotation = annotation.__supertype__
         elif type(annotation).__name__ == "TypeAliasType":
             annotation = annotation.__value__
-        elif (
-            _is_union(annotation)
-            and len(rest := [a for a in get_args(annotation) if a is not type(None)]) == 1
-        ):
+        elif _is_union(annotation) and len(rest := [a for a in get_args(annotation) if a is not type(None)]) == 1:
             annotation = rest[0]
         else:
             return annotation
@@ -221,8 +218,7 @@ def dump_model(value: BaseModel, kind: type[BaseModel], *, by_alias: bool = True
     if isinstance(value, RootModel):
         return value.root
     fields = {
-        (alias_of(name, field) if by_alias else name): getattr(value, name)
-        for name, field in kind.model_fields.items()
+        (alias_of(name, field) if by_alias else name): getattr(value, name) for name, field in kind.model_fields.items()
     }
     return {**fields, **(value.__pydantic_extra__ or {})}
 

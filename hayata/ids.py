@@ -61,7 +61,8 @@ def new_uuid7(unix_ms: int) -> bytes:
 
 class RisingIds:
     """UUIDv7s of one process that rise also within a millisecond, and when the clock steps back: the twelve bits
-    after the time count (RFC 9562, 6.2, method 1)."""
+    after the time count (RFC 9562, 6.2, method 1).
+    """
 
     def __init__(self) -> None:
         self._last = (0, 0)

@@ -78,9 +78,7 @@ def load_app(reference: str) -> list[Agent]:
     if attr is None:
         agents = [value for value in vars(module).values() if isinstance(value, Agent)]
         if not agents:
-            raise _failure(
-                reference, "no global of it is an Agent", hint=f"{_FORM}; name a list or a function as attr"
-            )
+            raise _failure(reference, "no global of it is an Agent", hint=f"{_FORM}; name a list or a function as attr")
         return _distinct(agents, reference)
     return _distinct(_agents_of(_attribute(module, attr, reference), reference), reference)
 
@@ -142,11 +140,7 @@ def _attribute(module: ModuleType, attr: str, reference: str) -> Any:
                 found = getattr(found, name)
         except AttributeError:
             agents = [key for key, value in vars(module).items() if isinstance(value, Agent)]
-            hint = (
-                f"its agents: {', '.join(agents)}"
-                if agents
-                else "is it a global, outside of `if __name__ == …`?"
-            )
+            hint = f"its agents: {', '.join(agents)}" if agents else "is it a global, outside of `if __name__ == …`?"
             raise _failure(reference, f"there is no {attr!r} in it", hint=hint) from None
     return found
 
@@ -168,9 +162,7 @@ def _distinct(agents: Iterable[Agent], reference: str) -> list[Agent]:
     by_id: dict[str, Agent] = {}
     for agent in agents:
         if by_id.setdefault(agent.id, agent) is not agent:
-            raise _failure(
-                reference, f"two agents have the id {agent.id!r}", hint="ids are unique within a daemon"
-            )
+            raise _failure(reference, f"two agents have the id {agent.id!r}", hint="ids are unique within a daemon")
     return list(by_id.values())
 
 
@@ -267,9 +259,7 @@ def _references(agent: Agent) -> Iterator[str]:
         if isinstance(module, ModuleType):
             for attr, value in list(vars(module).items()):
                 if value is agent:
-                    target = (
-                        _main_target(module, attr) if name == "__main__" else _module_target(name, module)
-                    )
+                    target = _main_target(module, attr) if name == "__main__" else _module_target(name, module)
                     if target is not None:
                         yield f"{target}:{attr}"
 

@@ -41,7 +41,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Substep(msgspec.Struct, frozen=True, array_like=True):
     """What a function that was called with ``ctx.step`` has returned. ``key``: its position among those without a
-    key of their own, or that key; ``name``: the function's."""
+    key of their own, or that key; ``name``: the function's.
+    """
 
     key: int | str
     name: str
@@ -94,7 +95,8 @@ class SupervisionManifest(msgspec.Struct, frozen=True, array_like=True):
 
 class AgentManifest(msgspec.Struct, frozen=True, array_like=True):
     """One agent. ``state`` is the encoded initial state; ``merge`` names only keys that are not replaced;
-    ``definition`` is what `hayata.definition` says of it."""
+    ``definition`` is what `hayata.definition` says of it.
+    """
 
     id: str
     version: str
@@ -239,7 +241,8 @@ class UpdateChecked(_Wire, frozen=True, tag="update_checked"):
 class RunTask(_Wire, frozen=True, tag="run"):
     """Run the node function once. ``cell``: where the edge notes that it begins; -1: nowhere. ``parallel``: it is a
     branch, so that its update is not merged and needs not fit the state's type. ``probe``: not the node function is
-    wanted but its probe, about this execution, which was cut off. ``substeps``: what earlier attempts have stored."""
+    wanted but its probe, about this execution, which was cut off. ``substeps``: what earlier attempts have stored.
+    """
 
     execution_id: str
     timeout_s: float | None
@@ -289,7 +292,8 @@ class TaskCompleted(_Wire, frozen=True, tag="completed"):
 
 class TaskFailed(_Wire, frozen=True, tag="task_failed"):
     """The body ended with a failure. ``retryable``: the node's ``Retry.on`` matches. ``began``: False if the body
-    could not be given its state or its input, and was not called."""
+    could not be given its state or its input, and was not called.
+    """
 
     execution_id: str
     edge: str
@@ -300,7 +304,8 @@ class TaskFailed(_Wire, frozen=True, tag="task_failed"):
 
 class TaskProbed(_Wire, frozen=True, tag="probed"):
     """The probe has no result to give: the body had no effect (``not_done``), or nobody knows. A probe that has one
-    says `TaskCompleted`, one that fails `TaskFailed`."""
+    says `TaskCompleted`, one that fails `TaskFailed`.
+    """
 
     execution_id: str
     edge: str
@@ -318,7 +323,8 @@ class Partial(_Wire, frozen=True, tag="partial"):
 
 class SubstepDone(_Wire, frozen=True, tag="substep"):
     """A result to store; the body waits for the `PartialAck` with the same number, as chunks and these are counted
-    together."""
+    together.
+    """
 
     execution_id: str
     edge: str
@@ -391,7 +397,9 @@ TaskEnd: TypeAlias = TaskCompleted | TaskFailed | TaskProbed | TaskInterrupted
 
 FromForkserver: TypeAlias = WorkerReady | WorkerFailed | Manifest | Forked | ForkFailed
 ToAgent: TypeAlias = Evaluate | CheckUpdate | StopWorker
-FromAgent: TypeAlias = WorkerReady | WorkerFailed | DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
+FromAgent: TypeAlias = (
+    WorkerReady | WorkerFailed | DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
+)
 ToNode: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
 FromNode: TypeAlias = (
     WorkerReady
@@ -469,6 +477,7 @@ class Hello(_Named, frozen=True, tag="hello"):
 
 
 # Requests
+
 
 class Run(_Named, frozen=True, tag="run"):
     """Start an invocation; answered with `InvocationInfo` once it is durable. Safe to send again."""
@@ -644,6 +653,7 @@ class Ask(_Named, frozen=True, tag="ask"):
 
 
 # Answers
+
 
 class InvocationInfo(_Named, frozen=True, tag="invocation"):
     """One invocation. Times are seconds since the epoch. ``error`` is the reason of ``failed`` or of a rest."""

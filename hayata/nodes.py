@@ -114,9 +114,7 @@ class Node:
         if self.is_async and self.isolation == "fresh":
             problems.add("isolation", "a coroutine node shares its process: 'fresh' is for functions")
         if isinstance(self.interrupted, Probe) and self.interrupted.is_async and not self.is_async:
-            problems.add(
-                "interrupted", "a coroutine function probes a coroutine node only: nothing awaits it here"
-            )
+            problems.add("interrupted", "a coroutine function probes a coroutine node only: nothing awaits it here")
         problem = lifespan_problem(self.lifespan)
         if problem:
             problems.add("lifespan", problem)

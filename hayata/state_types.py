@@ -68,13 +68,9 @@ class StateType:
         for key, annotation in annotations.items():
             try:
                 checked, _ = without_wrappers(annotation)
-                self._fields[key] = FieldType(
-                    checked, pydantic_rules=pydantic_rules, strict=bool(config.get("strict"))
-                )
+                self._fields[key] = FieldType(checked, pydantic_rules=pydantic_rules, strict=bool(config.get("strict")))
                 if self.merge.get(key) == "append":
-                    self._elements[key] = FieldType(
-                        element_type(annotation) or Any, pydantic_rules=pydantic_rules
-                    )
+                    self._elements[key] = FieldType(element_type(annotation) or Any, pydantic_rules=pydantic_rules)
             except TypeError as error:
                 problems.add(f"state_type.{key}", str(error))
 

@@ -82,9 +82,7 @@ class Substeps:
             self._store(done)
         return self._kept(done)
 
-    def run_async(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], key: str | None
-    ) -> Coroutine[Any, Any, Any]:
+    def run_async(self, fn: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Coroutine[Any, Any, Any]:
         """Like `run`, to be awaited. Its position is that of the call, so that ``gather`` changes nothing."""
         with self._ours():
             due = self._due(fn, key)
@@ -144,9 +142,7 @@ def _checked(key: object) -> str:
     try:
         key.encode()
     except UnicodeEncodeError:
-        raise _invalid(
-            "the key of a step holds a lone surrogate", "it must be text that can be stored"
-        ) from None
+        raise _invalid("the key of a step holds a lone surrogate", "it must be text that can be stored") from None
     return key
 
 

@@ -29,9 +29,7 @@ class Backoff:
 
     def __post_init__(self) -> None:
         problems = Problems()
-        problems.check(
-            _BackoffFields, {"initial": self.initial, "factor": self.factor, "maximum": self.maximum}
-        )
+        problems.check(_BackoffFields, {"initial": self.initial, "factor": self.factor, "maximum": self.maximum})
         problems.raise_any("Backoff")
 
 

@@ -87,9 +87,7 @@ def decode(raw: bytes | bytearray | memoryview | msgspec.Raw) -> Any:
         ) from None
 
 
-_decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(
-    ext_hook=ext.unpacker(lambda payload: _decode(payload))
-).decode
+_decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(ext_hook=ext.unpacker(lambda payload: _decode(payload))).decode
 
 
 def encode_mapping(mapping: Mapping[str, Any], path: str, declared: Declared = _NONE_DECLARED) -> Update:
@@ -268,11 +266,7 @@ def _why_not(value: Any) -> tuple[str, str]:
     what = f"it is of type {name}"
     if hasattr(kind, "get_secret_value"):
         return what, "a secret must not land in the store: read it in the node, or make it part of ctx.deps"
-    if (
-        hasattr(kind, "__struct_fields__")
-        or hasattr(kind, "__dataclass_fields__")
-        or hasattr(kind, "model_fields")
-    ):
+    if hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__") or hasattr(kind, "model_fields"):
         return what, "declare it in the agent's state_type, or return a dict"
     if kind.__module__.partition(".")[0] == "numpy":
         return what, "convert it with .tolist()"

@@ -22,9 +22,7 @@ from tests.support.crash_site import Daemon, Site
 
 _MARK = "PYTEST_HAYATA_RUN"
 _DYING_S = 2.0
-_HELPS = (
-    "PYTEST_XDIST_WORKER" in os.environ
-)  # one of several processes that share a run: the first one guards
+_HELPS = "PYTEST_XDIST_WORKER" in os.environ  # one of several processes that share a run: the first one guards
 _left_behind = pytest.StashKey[list[str]]()
 
 

@@ -30,9 +30,7 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
     if as_json:
         print_json(root)
         return
-    pictures = (
-        ("├─ ", "│  ", "└─ ", "   ") if "utf" in (sys.stdout.encoding or "").lower() else ("|- ", "|  ") * 2
-    )
+    pictures = ("├─ ", "│  ", "└─ ", "   ") if "utf" in (sys.stdout.encoding or "").lower() else ("|- ", "|  ") * 2
     rows = [
         [
             branch + _name(process),
@@ -62,9 +60,7 @@ def _walk(process: Process, own: str, below: str, pictures: tuple[str, ...]) -> 
     middle, line, last, space = pictures
     for index, child in enumerate(process.children):
         is_last = index == len(process.children) - 1
-        yield from _walk(
-            child, below + (last if is_last else middle), below + (space if is_last else line), pictures
-        )
+        yield from _walk(child, below + (last if is_last else middle), below + (space if is_last else line), pictures)
 
 
 @click.command()
@@ -110,15 +106,11 @@ def stats(ctx: click.Context, as_json: bool, socket: str | None) -> None:
     if as_json:
         print_json(values)
         return
-    print_table(
-        ["NAME", "VALUE"], [[name, f"{values[name]:,.6g}"] for name in sorted(values)], empty="no stats"
-    )
+    print_table(["NAME", "VALUE"], [[name, f"{values[name]:,.6g}"] for name in sorted(values)], empty="no stats")
 
 
 @click.command()
-@click.option(
-    "--drain", type=click.FloatRange(0), metavar="S", help="Seconds for what runs.  [default: its setting]"
-)
+@click.option("--drain", type=click.FloatRange(0), metavar="S", help="Seconds for what runs.  [default: its setting]")
 @socket_option
 @click.pass_context
 def stop(ctx: click.Context, drain: float | None, socket: str | None) -> None:

@@ -39,9 +39,7 @@ def recover(
 @click.command()
 @click.argument("invocation", metavar="[ID", required=False)
 @click.argument("task", metavar="TASK]", required=False)
-@click.option(
-    "--result", callback=read_json, metavar="JSON", help="It is done: what the node would have returned."
-)
+@click.option("--result", callback=read_json, metavar="JSON", help="It is done: what the node would have returned.")
 @click.option("--error", metavar="TEXT", help="It has failed, and why.")
 @click.option("--retry", is_flag=True, help="Run it once more.")
 @click.option("--by", metavar="NAME", help="Who says so, for the record.  [default: your login]")

@@ -38,13 +38,9 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, str | bool):
         return value.value if isinstance(value, Enum) else value
     if isinstance(value, int | float):
-        return (
-            value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")
-        )
+        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")
     if isinstance(value, Mapping):
-        return {
-            key if isinstance(key, str) else str(jsonable(key)): jsonable(item) for key, item in value.items()
-        }
+        return {key if isinstance(key, str) else str(jsonable(key)): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
     if isinstance(value, set | frozenset):

@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 @click.option("--session", metavar="NAME", help="Session that it belongs to.")
 @click.option("--key", metavar="KEY", help="The same key and input give the same invocation.")
 @click.option("--id", "invocation_id", metavar="ID", help="Its id; made up without.")
-@click.option(
-    "--on-busy", type=click.Choice(["reject", "queue"]), default="reject", help="If the session is held."
-)
-@click.option(
-    "--timeout", type=click.FloatRange(0), metavar="S", help="Seconds to wait; then it goes on alone."
-)
+@click.option("--on-busy", type=click.Choice(["reject", "queue"]), default="reject", help="If the session is held.")
+@click.option("--timeout", type=click.FloatRange(0), metavar="S", help="Seconds to wait; then it goes on alone.")
 @click.option("--app", metavar="APP", help="Run it here, without a daemon: module:attr or path.py[:attr].")
 @click.option("--data-dir", metavar="DIR", help="With --app: where the store lives.  [default: .hayata]")
 @socket_option
@@ -80,9 +76,7 @@ def run(
 
 
 @contextmanager
-def _opened(
-    ctx: click.Context, socket: str | None, app: str | None, data_dir: str | None
-) -> Iterator[Client]:
+def _opened(ctx: click.Context, socket: str | None, app: str | None, data_dir: str | None) -> Iterator[Client]:
     if app is None:
         with open_client(ctx, socket) as client:
             yield client
@@ -102,9 +96,7 @@ def _wait(invocation: Invocation, stream: bool, as_json: bool, timeout: float | 
 
 def _say_it_goes_on(invocation_id: str, data_dir: str | None) -> None:
     if data_dir is None:
-        click.echo(
-            f"\ninterrupted: invocation {invocation_id} goes on (hayata show {invocation_id})", err=True
-        )
+        click.echo(f"\ninterrupted: invocation {invocation_id} goes on (hayata show {invocation_id})", err=True)
     else:
         where = os.path.abspath(data_dir)
         click.echo(f"\ninterrupted: invocation {invocation_id} goes on when {where} is run again", err=True)

@@ -313,9 +313,7 @@ def _persist(call: Call, clock: Callable[[], float]) -> Generator[Exchange | Pau
         yield Pause(pause)
 
 
-def follow(
-    request: m.FollowEvents, clock: Callable[[], float]
-) -> Generator[Open | Receive | Pause | Emit, Any, None]:
+def follow(request: m.FollowEvents, clock: Callable[[], float]) -> Generator[Open | Receive | Pause | Emit, Any, None]:
     """Read a stream of events to its end, over as many connections as it takes.
 
     After a loss it goes on behind the last event that was emitted; what had not been emitted is read again.

@@ -191,9 +191,7 @@ class SocketStream:
             try:
                 data = await asyncio.get_running_loop().sock_recv(self._sock, READ_BYTES)
             except OSError as error:
-                raise Lost(
-                    f"the connection was lost ({error.strerror})", greeted=self._talk.greeted
-                ) from None
+                raise Lost(f"the connection was lost ({error.strerror})", greeted=self._talk.greeted) from None
             if not data:
                 raise Lost("the daemon has closed the connection", greeted=self._talk.greeted)
             self._bodies.extend(self._frames.feed(data))

@@ -30,7 +30,5 @@ def dress(method: F, operation: Callable[..., Any], returns: str | None = None, 
     attributes.__name__ = operation.__name__
     attributes.__qualname__ = operation.__name__
     attributes.__doc__ = operation.__doc__
-    attributes.__signature__ = signature.replace(
-        parameters=[self_parameter, *parameters], return_annotation=returns
-    )
+    attributes.__signature__ = signature.replace(parameters=[self_parameter, *parameters], return_annotation=returns)
     return method

@@ -60,9 +60,7 @@ def check_seconds(field: str, value: object) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise invalid(
-            f"{field} can't be {value!r}", field, "seconds, 0 or more; None waits as long as it takes"
-        )
+        raise invalid(f"{field} can't be {value!r}", field, "seconds, 0 or more; None waits as long as it takes")
 
 
 def check_age(field: str, value: object) -> float:
@@ -101,9 +99,7 @@ def check_verdict(result: Any, error: str | None, retry: bool) -> dict[str, Any]
     given: dict[str, Any] = {}
     if result is not ABSENT:
         if not isinstance(result, Mapping):
-            raise invalid(
-                "result is no mapping of updates", "result", "what the node function would have returned"
-            )
+            raise invalid("result is no mapping of updates", "result", "what the node function would have returned")
         given["result"] = msgspec.Raw(encode(result, "result"))
     if error is not None:
         if not isinstance(error, str) or not error:

@@ -16,9 +16,7 @@ def outcome(info: m.InvocationInfo) -> Any:
     if status == "completed":
         return decode(info.result) if isinstance(info.result, m.Value) else None
     if status == "failed":
-        raise _ended(
-            InvocationFailed, info, "node_exception", "it failed, for a reason that was not recorded"
-        )
+        raise _ended(InvocationFailed, info, "node_exception", "it failed, for a reason that was not recorded")
     if status == "cancelled":
         raise _ended(InvocationCancelled, info, "cancelled", f"invocation {info.id} was cancelled")
     if status == "uncertain":
@@ -44,9 +42,7 @@ def outcome(info: m.InvocationInfo) -> Any:
     )
 
 
-def _ended(
-    kind: type[HayataError], info: m.InvocationInfo, code: str, message: str, hint: str = ""
-) -> HayataError:
+def _ended(kind: type[HayataError], info: m.InvocationInfo, code: str, message: str, hint: str = "") -> HayataError:
     """The reason of an end or rest as an error of class ``kind``; code and message if none was recorded."""
     reason = records.error_of(info.error)
     if reason is None:

@@ -4,7 +4,7 @@ While a transaction is under way the next one gathers, so that under load many i
 nobody waits for company. A held record (a result whose policy has been asked) waits up to `HOLD_S` for the decision;
 while the thread is busy that costs nothing.
 
-If the disk is full nothing is lost: the batch is parked and tried again, and only new invocations are refused. After any
+If the disk is full nothing is lost: the batch is parked and tried again, only new invocations are refused. After any
 other failure to commit the outcome is unknown, and the one honest thing is to end and read the store anew.
 """
 
@@ -160,9 +160,7 @@ class Committer:
         """Put the batch back and try again later, without what would make new invocations."""
         self.full = error
         refused = {
-            entry.persist.subject.id
-            for entry in batch
-            if entry.persist.number == 1 and entry.persist.mate is None
+            entry.persist.subject.id for entry in batch if entry.persist.number == 1 and entry.persist.mate is None
         }
         queue = batch + self._queue
         self._queue = [entry for entry in queue if entry.persist.subject.id not in refused]

@@ -176,9 +176,7 @@ class Engine:
                 agent.status, agent.error = "serving", None
                 self.perform(manifest.id, agent.coordinator.take_manifest(manifest, now()))
                 continue
-            self.agents[manifest.id] = agent = Agent(
-                reference, Coordinator(manifest, self._cells, self._notes.began)
-            )
+            self.agents[manifest.id] = agent = Agent(reference, Coordinator(manifest, self._cells, self._notes.began))
             for invocation in self.unclaimed.pop(manifest.id, {}).values():
                 agent.coordinator.adopt(invocation, self._memories.pop(invocation.id, None))
                 if invocation.status == "uncertain":

@@ -259,9 +259,7 @@ class ForkServer:
             if node.name == request.node:
                 job = EdgeJob(agent, node, cap, self._app.notes)
                 timeout_s = self._launch.start_timeout_s
-                return lambda: node_worker.run(
-                    job, request.incarnation, timeout_s, _socket(fds[0]), _socket(fds[1])
-                )
+                return lambda: node_worker.run(job, request.incarnation, timeout_s, _socket(fds[0]), _socket(fds[1]))
         raise error_for("unknown_node", f"agent {request.agent!r} has no node {request.node!r}")
 
     def _double_fork(self, request: Fork, fds: list[int], work: Callable[[], None]) -> int:

@@ -259,9 +259,7 @@ def _lost(message: str, exit_code: int = EXIT_CRASH_LOOP) -> Fatal:
     return Fatal(ErrorInfo("supervisor_lost", message, "the lines above say why"), exit_code)
 
 
-def guard_main(
-    arguments: Sequence[str], *, limits: Limits | None = None, supervisor_module: str = SUPERVISOR
-) -> int:
+def guard_main(arguments: Sequence[str], *, limits: Limits | None = None, supervisor_module: str = SUPERVISOR) -> int:
     """Be the guard that ``--launch-fd N`` describes; return the exit code."""
     failpoints.enter("guard")
     open_missing_standard_streams()

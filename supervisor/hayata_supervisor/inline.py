@@ -211,9 +211,7 @@ class InlineWorkers:
             deps = self._enter(agent, node)
         except BaseException as error:  # noqa: BLE001 - a lifespan is user code; a worker process would fail to start
             info = exception_info("node_unavailable", error)
-            self._engine.task_reported(
-                agent_id, node, TaskInterrupted(task.execution_id, EDGE, info, started=False)
-            )
+            self._engine.task_reported(agent_id, node, TaskInterrupted(task.execution_id, EDGE, info, started=False))
             return
         deadline = None if task.timeout_s is None else clock.monotonic() + task.timeout_s
         partials = _Partials(self, agent_id, node, task.execution_id)
@@ -339,5 +337,3 @@ def _describe() -> ProcessInfo:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-

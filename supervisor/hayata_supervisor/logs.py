@@ -229,9 +229,7 @@ def _renderer(log_format: str, fd: int) -> Render:
     from structlog.dev import ConsoleRenderer, plain_traceback
 
     colors = os.isatty(fd) and not os.environ.get("NO_COLOR")
-    to_line = ConsoleRenderer(
-        colors=colors, sort_keys=False, pad_event_to=0, exception_formatter=plain_traceback
-    )
+    to_line = ConsoleRenderer(colors=colors, sort_keys=False, pad_event_to=0, exception_formatter=plain_traceback)
     return lambda record: _as_text(to_line(None, "", _for_console(record)))
 
 

@@ -102,7 +102,6 @@ def edge_lost(death: Death) -> ErrorInfo:
     return interruption("edge_crashed", f"its edge worker ended: {death.exit}", "crash", hint=hint, **details)
 
 
-
 class Deadlines:
     """The due times of the tasks in hand, on one timer for all of them.
 

@@ -72,9 +72,7 @@ Head: TypeAlias = RunHead | AckHead | KillTask | StopWorker
 _decode_head = msgspec.msgpack.Decoder(Head).decode
 
 
-def run(
-    job: EdgeJob, incarnation: str, start_timeout_s: float, stream: socket.socket, packets: socket.socket
-) -> None:
+def run(job: EdgeJob, incarnation: str, start_timeout_s: float, stream: socket.socket, packets: socket.socket) -> None:
     """Work until told to stop, or until the supervisor is gone."""
     worker_logging.install(job.agent.id, job.node.name)  # for the edges, which inherit it and share its pages
     reactor = Reactor(selectors.PollSelector())
@@ -267,9 +265,7 @@ class NodeWorker:
     def _stray(self, edge: Edge, head: TaskHead) -> None:
         self.strays += 1
         if self.strays == 1:
-            told = (
-                f"hayata: dropped a frame of edge {edge.id} about {head.execution_id}, which it does not run"
-            )
+            told = f"hayata: dropped a frame of edge {edge.id} about {head.execution_id}, which it does not run"
             print(told, file=sys.stderr)
 
     def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int) -> bool:

@@ -353,7 +353,9 @@ class Requests:
         hub.wait(header.id, sink)
 
         def answered(loaded: Loaded | None) -> None:
-            shown = self._engine.overlay(header.agent, header.id, info(restored(loaded)) if loaded else info_of_header(header))
+            shown = self._engine.overlay(
+                header.agent, header.id, info(restored(loaded)) if loaded else info_of_header(header)
+            )
             if shown.status in _SETTLED and hub.unwait(header.id, sink):
                 sink.reply(shown)
 
@@ -467,7 +469,9 @@ class Requests:
             raise Refusal(failure("invalid_options", "reconcile needs exactly one of result, error and retry"))
         execution = parse_execution_id(request.task_id)
         if execution is None:
-            raise Refusal(failure("unknown_task", f"{request.task_id!r} is no task id", hint="hayata show ID lists them"))
+            raise Refusal(
+                failure("unknown_task", f"{request.task_id!r} is no task id", hint="hayata show ID lists them")
+            )
         live = self._engine.locate(request.invocation_id)
         if live is None and self._engine.apps_pending:
             self._parked.append((request, sink))

@@ -43,9 +43,7 @@ class WorkerLogHandler(logging.Handler):
         ids: Fields of every record: who this worker is.
     """
 
-    def __init__(
-        self, fd: int = 2, level: int = logging.NOTSET, ids: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, fd: int = 2, level: int = logging.NOTSET, ids: Mapping[str, str] | None = None) -> None:
         super().__init__(level)
         self._fd = fd
         self._ids = dict(ids or {})
@@ -89,9 +87,7 @@ def _writes_to_standard_stream(handler: logging.Handler) -> bool:
 
 def _line(record: logging.LogRecord, ids: Mapping[str, str]) -> bytes:
     fields: dict[str, Any] = {
-        name: value
-        for name, value in vars(record).items()
-        if name not in _STANDARD and not name.startswith("_")
+        name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")
     }
     fields.update(vars(record).get("hayata_fields") or {})
     fields.update(ids)

@@ -362,9 +362,7 @@ class Histories(RuleBasedStateMachine):
                 # Name and key never change.
                 if kept is not None:
                     text, key = kept.header.name, kept.header.key
-                made = header(
-                    invocation, text, key=key, step=number, ended_at=None if opened is None else 5.0
-                )
+                made = header(invocation, text, key=key, step=number, ended_at=None if opened is None else 5.0)
             body = bytes([number % 256]) * size
             commits.append(
                 Commit(

@@ -181,10 +181,12 @@ def test_workers_that_die_meanwhile_do_not_take_the_backup_along(site: Site):
     with ThreadPoolExecutor(1) as thread:
         taken = thread.submit(daemon.client.backup, f"{site.home}/b")
         eventually(lambda: list(Path(site.home).glob(".b.*/backup.json")), "the copy in the making")
-        for seen in daemon.tree():
+        tree = daemon.tree()
+        for seen in tree:
             if seen.role == "node":
                 seen.kill()  # after each of them the supervisor sweeps what it does not know
         assert taken.result(timeout=WAIT_S).problems == ()
+    assert not next(seen for seen in tree if seen.role == "supervisor").dead()
     assert verify(f"{site.home}/b")["invocations"] == 0
 
 

@@ -25,9 +25,7 @@ class Threads:
         self.turns = [0] * len(calls)
         self.raised: list[BaseException] = []
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(index, call)) for index, call in enumerate(calls)
-        ]
+        self._threads = [threading.Thread(target=self._run, args=(index, call)) for index, call in enumerate(calls)]
         for thread in self._threads:
             thread.start()
 

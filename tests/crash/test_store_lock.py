@@ -89,9 +89,7 @@ def test_descriptors_of_the_store_do_not_reach_a_child_program(tmp_path):
     store = open_store(tmp_path)
     ours = _descriptors_into(tmp_path)
     assert len(ours) >= 4  # the lock, LMDB's lock, its two of the data file
-    listed = subprocess.run(
-        ["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, text=True, check=True
-    )
+    listed = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, text=True, check=True)
     assert str(tmp_path) not in listed.stdout
     assert not [fd for fd in ours if os.get_inheritable(fd)]
     store.close()

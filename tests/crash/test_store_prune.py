@@ -11,7 +11,7 @@ import pytest
 from hayata import HayataError, maintenance
 from hayata import messages as m
 from hayata.values import decode
-from hayata_supervisor.store import retention
+from hayata_supervisor.store import layout, retention
 from hayata_supervisor.store.lmdb_store import LmdbStore, open_store
 from hayata_supervisor.store.verifying import verify_file
 from hayata_supervisor.stored import check_stored
@@ -51,13 +51,13 @@ def opened(data_dir: Path) -> LmdbStore:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """Five that have ended, of 3, 23, 243, 23 and 243 records, and one that is open."""
+    """Five that have ended, of 3, 23, 243, 23 and 243 records, the long ones with a snapshot; and one that is open."""
     data_dir = tmp_path_factory.mktemp("made")
     store = opened(data_dir)
     for index, steps in enumerate((1, 11, 121, 11, 121)):
         history = History(f"n{index}", key=f"k{index}", ms=1000 * index + 1000).begin()
         for _ in range(steps):
-            history.step(300)
+            history.step(900)
         history.finish().store(store)
     History("open", ms=9000).begin().step().store(store)
     store.close()
@@ -89,10 +89,22 @@ def test_killed_at_every_removal_an_id_that_is_used_again_begins_a_fresh_run_d12
         assert counts["open"] == 6 - len(there)
         assert prune(data_dir, "--older-than-s", "0").invocations == len(there)
         counts = verified(data_dir)
-        assert (counts["ended"], counts["leaving"], counts["invocations"]) == (0, 0, 6 - len(there))
+        assert (counts["ended"], counts["leaving"], counts["snapshots"]) == (0, 0, 0)
+        assert counts["invocations"] == 6 - len(there)
         assert counts["records"] == 3 + (5 - len(there))  # the open one, and one of each fresh one
     assert len(kills) >= 3, "there were not many transactions"
     assert all("signal SIGKILL" in message for message in kills)
+
+
+def test_open_invocation_that_is_in_gc_by_damage_is_not_removed(made, tmp_path):
+    data_dir = shutil.copytree(made, tmp_path / "data")
+    store = opened(data_dir)
+    id = store.find("n3").id
+    with store._env.begin(write=True) as txn:
+        txn.put(id, layout.seal(id, b""), db=store._tables["open"])
+    assert retention.run(retention.prune(store, retention.Rule(1e9))).invocations == 4
+    assert store.find("n3").id == id
+    store.close()
 
 
 def test_daemon_started_on_a_half_pruned_store_runs_the_same_id_afresh_and_ends_the_removal_d12(

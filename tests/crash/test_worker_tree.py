@@ -453,9 +453,7 @@ def test_sixty_crash_restarts_leave_the_number_of_descriptors_unchanged(rig):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_kills_every_task_ends_once_and_runs_at_most_once_and_every_question_is_answered_once(
-    rig, seed
-):
+def test_random_kills_every_task_ends_once_and_runs_at_most_once_and_every_question_is_answered_once(rig, seed):
     dice = random.Random(seed)
     ledger = rig.home / "ledger"
     ledger.touch()

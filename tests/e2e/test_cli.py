@@ -122,9 +122,7 @@ def test_run_without_input_gives_none(cli: Cli) -> None:
     assert cli("run", "echo").json == {"echo": None}
 
 
-def test_run_reads_input_from_stdin_and_file(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_reads_input_from_stdin_and_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"from": "stdin"}'))
     assert cli("run", "echo", "-").json == {"echo": {"from": "stdin"}}
     (tmp_path / "in.json").write_text('{"from": "file"}')
@@ -491,9 +489,7 @@ def test_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
-def test_colour_only_on_a_terminal_and_not_with_no_color(
-    shared: Daemon, no_color: str, coloured: bool
-) -> None:
+def test_colour_only_on_a_terminal_and_not_with_no_color(shared: Daemon, no_color: str, coloured: bool) -> None:
     def on_terminal(*arguments: str) -> bytes:
         ours, theirs = pty.openpty()
         environ = {**shared.environ, "NO_COLOR": no_color, "TERM": "xterm"}

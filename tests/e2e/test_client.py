@@ -212,9 +212,7 @@ def test_call_during_a_restart_of_the_supervisor_just_takes_longer(own: Daemon) 
         assert client.call("echo", 2, timeout=DEADLINE_S) == {"echo": 2}
 
 
-def test_stopped_daemon_is_unavailable_and_events_read_on_after_its_restart(
-    own: Daemon, tmp_path: Path
-) -> None:
+def test_stopped_daemon_is_unavailable_and_events_read_on_after_its_restart(own: Daemon, tmp_path: Path) -> None:
     with Client(own.socket) as client:
         invocation = client.run("echo", 1)
         assert invocation.result(timeout=DEADLINE_S) == {"echo": 1}

@@ -106,9 +106,7 @@ def refusal(code: str, **details: Any) -> m.Refused:
 
 def test_run_sends_what_was_given_and_an_id_of_its_own(path: str, face: Face) -> None:
     with FakeServer(path, answering(Run=info("i1", agent="a"))) as server:
-        invocation = face.do(
-            lambda c: c.run("a", {"x": (1, 2)}, stream=True, session="s", key="k", on_busy="queue")
-        )
+        invocation = face.do(lambda c: c.run("a", {"x": (1, 2)}, stream=True, session="s", key="k", on_busy="queue"))
     (sent,) = server.requests
     assert isinstance(sent, m.Run)
     assert (sent.agent, sent.stream, sent.session, sent.key, sent.on_busy) == ("a", True, "s", "k", "queue")
@@ -120,9 +118,7 @@ def test_run_sends_what_was_given_and_an_id_of_its_own(path: str, face: Face) ->
 
 
 def test_result_of_each_status_is_value_or_typed_error(path: str, face: Face) -> None:
-    reason = m.ErrorInfo(
-        "node_exception", "ValueError: no", "", value({"type": "ValueError", "traceback": "T"})
-    )
+    reason = m.ErrorInfo("node_exception", "ValueError: no", "", value({"type": "ValueError", "traceback": "T"}))
     ends = {
         "done": info("done", "completed", result=value({"n": 1})),
         "failed": info("failed", "failed", error=reason),
@@ -263,9 +259,7 @@ def test_reconcile_all_settles_every_uncertain_task_of_the_node_once(path: str, 
     def handler(connection: Connection, ask: m.Ask) -> None:
         match ask.request:
             case m.ListInvocations():
-                connection.tell(
-                    ask.number, m.InvocationList([info("i", "uncertain"), info("j", "uncertain")])
-                )
+                connection.tell(ask.number, m.InvocationList([info("i", "uncertain"), info("j", "uncertain")]))
             case m.ListTasks(invocation_id=name):
                 connection.tell(ask.number, m.TaskList(tasks[name]))
             case m.Reconcile(task_id="i.0"):
@@ -309,18 +303,14 @@ def test_result_with_no_time_at_all_still_returns_what_is_there(path: str, face:
         assert face.do(lambda _: invocation.result(timeout=0)) == 7
 
 
-def test_daemon_that_never_answers_is_unavailable(
-    path: str, face: Face, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_daemon_that_never_answers_is_unavailable(path: str, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "ANSWER_S", 0.1)
     with FakeServer(path, lambda c, ask: None), pytest.raises(HayataError, match="gave no answer") as error:
         face.do(lambda c: c.run("a"))
     assert error.value.code == "daemon_unavailable"
 
 
-def test_daemon_that_never_greets_is_unavailable(
-    path: str, face: Face, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_daemon_that_never_greets_is_unavailable(path: str, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "PATIENCE_S", 0.2)
     with FakeServer(path, lambda c, ask: None, greeting=None), pytest.raises(HayataError) as error:
         face.do(lambda c: c.run("a"))
@@ -372,9 +362,7 @@ def test_daemon_with_a_full_queue_of_connections_is_waited_for(
             face.do(lambda c: c.agents())
 
 
-def test_socket_of_somebody_else_is_permission_denied(
-    path: str, face: Face, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_socket_of_somebody_else_is_permission_denied(path: str, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str, *, timeout_s: float | None) -> socket.socket:
         raise PermissionError(13, "Permission denied")
 
@@ -523,9 +511,7 @@ def test_request_over_the_cap_is_a_typed_error_and_the_client_still_works(
 
 def test_large_messages_go_both_ways(path: str, face: Face) -> None:
     big = "x" * 5_000_000
-    with FakeServer(
-        path, answering(Run=info("i"), AwaitInvocation=info("i", "completed", result=value(big)))
-    ):
+    with FakeServer(path, answering(Run=info("i"), AwaitInvocation=info("i", "completed", result=value(big)))):
         assert face.do(lambda c: c.call("a", big)) == big
 
 

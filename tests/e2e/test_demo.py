@@ -103,9 +103,7 @@ def test_demo_piped_kills_three_times_and_counts_no_task_twice(view):
     assert len(re.findall(r"\d+ ms: attempt 2 begins in edge worker \d+; its result after \d+ ms", said)) == 2
     assert re.search(r"\d+ ms: supervisor \d+ answers", said)
     assert "it is uncertain, and the job rests" in said
-    counts = dict(
-        re.findall(r"^ +(\d+) (tasks, in|kills|results|tasks run|uncertain|completed).*$", said, re.M)[::-1]
-    )
+    counts = dict(re.findall(r"^ +(\d+) (tasks, in|kills|results|tasks run|uncertain|completed).*$", said, re.M)[::-1])
     numbers = {what: int(number) for number, what in counts.items()}
     assert numbers["kills"] == 3
     assert numbers["uncertain"] == 1

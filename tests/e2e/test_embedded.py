@@ -256,9 +256,7 @@ def test_blocking_face_works_beside_a_running_loop(data_dir: str, mark: str, inl
 
 
 def test_start_while_an_app_is_imported_ends_the_import(data_dir: str, tmp_path: Path, mark: str) -> None:
-    path = script(
-        tmp_path, HELLO + f"runtime = hayata.start(agent, data_dir={data_dir!r})\nraise SystemExit(9)\n"
-    )
+    path = script(tmp_path, HELLO + f"runtime = hayata.start(agent, data_dir={data_dir!r})\nraise SystemExit(9)\n")
     (agent,) = loading.load_app(str(path))
     assert agent.id == "hello"
     assert not os.path.exists(data_dir)

@@ -101,8 +101,7 @@ def test_import_that_exits_is_told(tmp_path: Path):
     ("start", "name"),
     [
         (
-            "import threading as t\n"
-            "t.Thread(target=time.sleep, args=(60,), name='refresher', daemon=True).start()",
+            "import threading as t\nt.Thread(target=time.sleep, args=(60,), name='refresher', daemon=True).start()",
             "refresher",
         ),
         (

@@ -91,9 +91,7 @@ def test_console_lines_are_single_and_can_not_move_the_cursor(pipes):
     log = LogThread("console", "info", stderr=pipes[1])
     hostile = "\x1b[2J\x9b1mboo\r\n\x07"
     log.info("started", text=hostile, odd=[hostile])
-    log.output(
-        Output("e1", "x.1", "stdout", [hostile, _record(hostile, exception="one\ntwo")]), agent="a", node="n"
-    )
+    log.output(Output("e1", "x.1", "stdout", [hostile, _record(hostile, exception="one\ntwo")]), agent="a", node="n")
     log.close()
     lines = _lines(*pipes)
     assert len(lines) == 3

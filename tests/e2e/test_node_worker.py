@@ -267,17 +267,13 @@ def test_flooder_is_slowed_and_its_deadline_holds(supervisor: Supervisor):
     assert 8 * 1024**2 <= written < 11 * 1024**2
 
 
-@pytest.mark.parametrize(
-    ("name", "told"), [("broken", "RuntimeError: no database"), ("deadly", "exit code 9")]
-)
+@pytest.mark.parametrize(("name", "told"), [("broken", "RuntimeError: no database"), ("deadly", "exit code 9")])
 def test_failing_lifespan_is_a_failed_start_with_backoff(supervisor: Supervisor, name: str, told: str):
     node = supervisor.node(name)
     node.run("a", {"do": "facts"})
     for _ in range(4):
         assert told in node.wait_for(EdgeStartFailed).error.message
-    starts = [
-        node.times[number] for number, message in enumerate(node.messages) if type(message) is EdgeEnded
-    ]
+    starts = [node.times[number] for number, message in enumerate(node.messages) if type(message) is EdgeEnded]
     assert starts[3] - starts[0] > 0.05 + 0.1 + 0.2
     assert not node.ends
     node.kill_task("a")

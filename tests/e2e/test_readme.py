@@ -61,9 +61,7 @@ def test_readme_quick_start_runs_in_two_terminals(folder):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, open(folder / "log", "w") as log:
         ready.bind(ready_path)
         environ = environment(HAYATA_SOCKET=str(folder / "s"), NOTIFY_SOCKET=ready_path)
-        daemon = subprocess.Popen(
-            [*COMMANDS[first[0]], *first[1:]], cwd=folder, env=environ, stdout=log, stderr=log
-        )
+        daemon = subprocess.Popen([*COMMANDS[first[0]], *first[1:]], cwd=folder, env=environ, stdout=log, stderr=log)
         try:
             told, _, _ = select.select([ready], [], [], DEADLINE_S)
             assert told, (folder / "log").read_text()

@@ -89,10 +89,7 @@ def test_evaluate_each_decision_is_answered(rig):
 
 
 def test_evaluate_many_at_once_are_answered_in_order(rig):
-    orders = [
-        {"do": "evaluate", "agent": "tree", "number": number, "input": {"quiet": True}}
-        for number in range(300)
-    ]
+    orders = [{"do": "evaluate", "agent": "tree", "number": number, "input": {"quiet": True}} for number in range(300)]
     rig.order("many", orders=orders)
     rig.answer(299)
     answered = [each["answer"]["evaluation"] for each in rig.heard("answered")]

@@ -16,7 +16,6 @@ from tests.matrix.catalog import ACTIONS, NOT_REACHED, Point, find_points, trial
 from tests.matrix.sites import named_points
 from tests.matrix.trial import Outcome, Trial, make_template, run
 
-
 _USUAL = ("worker ready", " stream=std", "dripped")
 _MOST_LINES = 30
 
@@ -79,7 +78,9 @@ class Matrix:
             if not outcome.struck:
                 self._missed += outcome.trial.armed
         count = len(wanted) + len(alone) + len(first)
-        print(f"{action:8}{self.struck[action]:5} struck in {count} trials, {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"{action:8}{self.struck[action]:5} struck in {count} trials, {time.monotonic() - began:.0f} s", flush=True
+        )
 
     def _outcomes(self, action: str, wanted: Iterable[Trial]) -> Iterator[Outcome]:
         with ProcessPoolExecutor(self._jobs, multiprocessing.get_context("spawn")) as pool:

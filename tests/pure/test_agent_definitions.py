@@ -362,9 +362,7 @@ def test_all_problems_are_reported_at_once_each_with_its_path():
 
 
 def test_nodes_with_one_name_are_a_kind_of_their_own():
-    assert (
-        problems(lambda: Agent("a", [greet, Node(other, name="greet")], policy))["code"] == "duplicate_nodes"
-    )
+    assert problems(lambda: Agent("a", [greet, Node(other, name="greet")], policy))["code"] == "duplicate_nodes"
     assert problems(lambda: Agent("a", [greet, greet], policy, max_steps=0))["code"] == "invalid_definition"
 
 

@@ -228,9 +228,7 @@ def run_task(
     return m.RunTask("inv.1.1", 5.0, "inv", 2, "key", "session", stream, encoded, raw(given))
 
 
-def call(
-    fn: Any, *, sent: list[Any] | None = None, refuse: str = "", deps: Any = None, **options: Any
-) -> Any:
+def call(fn: Any, *, sent: list[Any] | None = None, refuse: str = "", deps: Any = None, **options: Any) -> Any:
     """Run ``fn`` as the only node of an agent; chunks go to ``sent``."""
     state, given = options.pop("now", None), options.pop("given", "in")
     node_options = {name: options.pop(name) for name in ("retry", "input", "output") if name in options}
@@ -381,9 +379,7 @@ def test_an_update_is_checked_against_the_states_type():
 
 
 def test_the_update_of_a_parallel_branch_is_not_checked_against_the_states_type():
-    agent = Agent(
-        "a", {"n": lambda state: {"cuont": "x", "items": [Item(name="x")]}}, finish, state_type=State
-    )
+    agent = Agent("a", {"n": lambda state: {"cuont": "x", "items": [Item(name="x")]}}, finish, state_type=State)
     run = msgspec.structs.replace(run_task(agent), parallel=True)
     outcome = TaskCall(agent, "n", run, "e", None, print, None).run()
     assert isinstance(outcome, m.TaskCompleted)

@@ -223,9 +223,7 @@ def test_reconcile_with_retry_grants_one_attempt():
     shell.save()
     shell.reopen()
     shell.save()
-    shell.do(
-        shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", None, {}, None), shell.now)
-    )
+    shell.do(shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", None, {}, None), shell.now))
     shell.save()
     assert shell.dispatched[shell.only()].attempt == 2
 
@@ -237,9 +235,7 @@ def test_reconcile_with_an_error_fails_the_invocation():
     shell.reopen()
     shell.save()
     error = ErrorInfo("reconciled", "it did not happen")
-    shell.do(
-        shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", None, {}, error), shell.now)
-    )
+    shell.do(shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", None, {}, error), shell.now))
     shell.save()
     assert status(shell) == "failed"
 
@@ -423,9 +419,7 @@ def test_invocation_timeout_stands_still_while_uncertain():
     shell.reopen()
     shell.save()
     shell.advance(100)
-    shell.do(
-        shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", {}, {}, None), shell.now)
-    )
+    shell.do(shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", {}, {}, None), shell.now))
     shell.save()
     shell.advance(5)
     shell.save()
@@ -603,3 +597,37 @@ def test_invocation_with_one_of_two_uncertain_tasks_settled_rests_on():
     shell.do(shell.coordinator.reconcile(b"\0" * 16, f.Reconciled(0, 1, "a", "me", "r", {}, {}, None), shell.now))
     shell.save()
     assert len(shell.asked) == 1
+
+
+def test_failure_that_was_handled_is_not_raised_again_after_a_restart_d5():
+    shell = started(node("a"), node("b"), node("c", rerun=3), on_failure="policy")
+    shell.decide(["a", "b"])
+    shell.save()
+    executions = {shell.nodes[name]: name for name in shell.dispatched}
+    shell.fail(executions["a"])
+    shell.save()
+    shell.reopen()
+    shell.save()
+    assert [each.request.failure.code for each in shell.asked] == ["node_exception"], "it was not handled yet"
+    shell.decide("c")
+    shell.save()
+    for _ in range(2):
+        shell.reopen()
+        shell.save()
+    assert shell.asked == []
+    shell.complete(shell.only())
+    assert shell.asked[0].request.failure is None
+    assert event_types(shell).count("node_failed") == 3, "a's, and two attempts of c that were cut off"
+
+
+def test_recovering_twice_does_nothing_twice_d11():
+    shell = started(resume="manual")
+    shell.decide("a")
+    shell.save()
+    shell.reopen(proofs=True)
+    for _ in range(2):
+        shell.do(shell.coordinator.recover(None, shell.now)[0])
+        shell.save()
+    assert event_types(shell).count("invocation_recovered") == 1
+    assert shell.only() == f"{'0' * 32}.0.1"
+    assert shell.coordinator.admission.running == 1

@@ -11,9 +11,10 @@ import pydantic
 import pytest
 
 from hayata import Agent, Append, Finish, Node
+from hayata.calls import TaskCall
 from hayata.definition import definition_of, type_text
 from hayata.manifest import agent_manifest
-from hayata.messages import ErrorInfo, PolicyFailed, TaskFailed
+from hayata.messages import NIL, ErrorInfo, PolicyFailed, RunTask, TaskFailed
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.definitions import EMPTY, changes, encode_definition
@@ -144,6 +145,17 @@ def test_field_of_a_class_within_the_state_is_a_change():
 def test_order_is_no_change_and_of_what_is_not_known_nothing_is_said():
     assert told(made(nodes=[plain, later]), made(nodes=[later, plain])) == []
     assert changes(EMPTY, encode_definition(definition_of(made()))) == []
+
+
+def test_body_that_can_not_be_given_its_state_has_not_begun():
+    def body(state):
+        raise ValueError
+
+    made = Agent("a", [Node(body, name="n")], state_type=State)
+    runs = [RunTask("i.0.1", None, "i", 1, "k", None, False, state, NIL) for state in ({"note": NIL}, {})]
+    unfit, failed = (TaskCall(made, "n", run, "e", None, None, None).run() for run in runs)
+    assert (unfit.error.code, unfit.began) == ("invalid_state", False)
+    assert (failed.error.code, failed.began) == ("node_exception", True)
 
 
 # ---- after a restart -------------------------------------------------------------------------------------

@@ -43,11 +43,7 @@ def spans(name: str) -> list[str]:
 def command_lines(name: str) -> list[list[str]]:
     """Lines of sh blocks, and inline code that calls one of our commands, as words."""
     lines = [line for block in blocks(name, "sh") for line in block.splitlines() if line.strip()]
-    lines += [
-        span
-        for span in spans(name)
-        if re.match(r"(hayata|hayata-supervisor|make|\.venv/bin/python) \S", span)
-    ]
+    lines += [span for span in spans(name) if re.match(r"(hayata|hayata-supervisor|make|\.venv/bin/python) \S", span)]
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -136,9 +132,7 @@ def test_files_and_links_in_documents_exist(name):
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_python_names_in_documents_exist(name):
-    of_context = {
-        name for kind in hayata.Context.__mro__ for name in (*vars(kind), *getattr(kind, "__slots__", ()))
-    }
+    of_context = {name for kind in hayata.Context.__mro__ for name in (*vars(kind), *getattr(kind, "__slots__", ()))}
     for span in spans(name):
         if dotted := re.match(r"hayata(?:\.\w+)+", span):
             assert _resolves(dotted[0]), span

@@ -244,9 +244,7 @@ def run_script(path: Path, *arguments: str) -> str:
         [sys.executable, *arguments] if arguments else [sys.executable, str(path)],
         cwd=path.parent,
         env={
-            "PYTHONPATH": ":".join(
-                map(str, [Path(loading.__file__).parents[1], path.parent, path.parents[1]])
-            ),
+            "PYTHONPATH": ":".join(map(str, [Path(loading.__file__).parents[1], path.parent, path.parents[1]])),
             "PATH": "/usr/bin",
         },
         capture_output=True,

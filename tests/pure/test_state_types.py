@@ -300,9 +300,7 @@ def test_pydantic_models_convert_by_their_own_rules():
     with pytest.raises(HayataError) as caught:
         types(StrictModel).check_update({"count": "3"})
     assert caught.value.details["path"] == "state.count"
-    assert there_and_back({"customer": Customer(name="A")}, types(StrictModel)) == {
-        "customer": Customer(name="A")
-    }
+    assert there_and_back({"customer": Customer(name="A")}, types(StrictModel)) == {"customer": Customer(name="A")}
 
 
 def test_a_models_own_validators_speak_when_the_state_is_built():

@@ -43,9 +43,7 @@ class Worker:
     def attempt(self, fn: Any, *, probe: bool = False, **options: Any) -> Any:
         """The result of an attempt as a mapping, or its error."""
         made = Agent("a", [Node(fn, name="n", **options)])
-        run = m.RunTask(
-            "i.0.1", None, "i", 1, "k", None, False, {}, m.NIL, probe=probe, substeps=list(self.stored)
-        )
+        run = m.RunTask("i.0.1", None, "i", 1, "k", None, False, {}, m.NIL, probe=probe, substeps=list(self.stored))
         is_async = made.nodes["n"].is_async
         store = self.store_later if is_async else self.store
         call = TaskCall(made, "n", run, "e", None, None, None, store)
@@ -159,9 +157,9 @@ def test_steps_with_keys_may_come_in_any_order_and_don_t_move_the_others():
 def test_key_gives_the_same_result_within_an_attempt():
     worker, calls = Worker(), []
     fetch = counted(calls)
-    assert worker.attempt(
-        lambda state, ctx: {"x": [ctx.step(fetch, 1, key="k"), ctx.step(fetch, 2, key="k")]}
-    ) == {"x": [1, 1]}
+    assert worker.attempt(lambda state, ctx: {"x": [ctx.step(fetch, 1, key="k"), ctx.step(fetch, 2, key="k")]}) == {
+        "x": [1, 1]
+    }
 
 
 class Order(pydantic.BaseModel):
@@ -221,9 +219,7 @@ def test_step_that_can_not_be_is_refused(step, told):
 
 
 def test_probe_has_no_steps():
-    error = Worker().attempt(
-        lambda state, ctx: {}, probe=True, interrupted=Probe(lambda ctx: ctx.step(lambda: 1))
-    )
+    error = Worker().attempt(lambda state, ctx: {}, probe=True, interrupted=Probe(lambda ctx: ctx.step(lambda: 1)))
     assert (error.code, error.message) == ("invalid_options", "a probe has no steps")
 
 
@@ -293,9 +289,7 @@ ENDS = {
     "reconciled": lambda shell: (
         shell.reopen(proofs=True),
         shell.save(),
-        shell.do(
-            shell.coordinator.reconcile(ONE, f.Reconciled(0, 1, "a", "me", "r", None, {}, None), shell.now)
-        ),
+        shell.do(shell.coordinator.reconcile(ONE, f.Reconciled(0, 1, "a", "me", "r", None, {}, None), shell.now)),
     ),
 }
 OPTIONS = {

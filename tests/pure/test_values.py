@@ -84,13 +84,9 @@ SCALARS = st.one_of(
     st.timedeltas(),
     st.decimals(allow_nan=False),
     st.uuids(),
-    st.sampled_from(
-        [Color.RED, Color.PAIR, Level.LOW, Word.YES, Flags.A, Flags.A | Flags.B, Outer.Inner.ONE]
-    ),
+    st.sampled_from([Color.RED, Color.PAIR, Level.LOW, Word.YES, Flags.A, Flags.A | Flags.B, Outer.Inner.ONE]),
 )
-HASHABLE = st.recursive(
-    SCALARS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4
-)
+HASHABLE = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
@@ -293,9 +289,7 @@ def test_circular_and_deep_values_are_typed_errors():
     assert "itself" in refusal(mapping).message
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: frozenset({v})]
-)
+@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: frozenset({v})])
 def test_the_deepest_value_that_is_accepted_can_be_read(wrap):
     value: Any = wrap(1) if wrap(()) == frozenset({()}) else wrap([])
     for _ in range(MAX_DEPTH - 2):

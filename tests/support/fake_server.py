@@ -62,9 +62,7 @@ class FakeServer:
 
     GREETING = frame(m.encode(m.Hello(package="fake")))
 
-    def __init__(
-        self, path: str, handler: Handler, *, greeting: bytes | None = GREETING, reads: bool = True
-    ) -> None:
+    def __init__(self, path: str, handler: Handler, *, greeting: bytes | None = GREETING, reads: bool = True) -> None:
         self.path = path
         self.handler = handler
         self.greeting = greeting

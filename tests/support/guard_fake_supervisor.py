@@ -81,9 +81,7 @@ class FakeSupervisor:
             case ["exit", code]:
                 os._exit(int(code))
             case ["fatal", code, exit_code]:
-                details = messages.msgspec.Raw(
-                    messages.msgspec.msgpack.encode({"traceback": "Traceback: here"})
-                )
+                details = messages.msgspec.Raw(messages.msgspec.msgpack.encode({"traceback": "Traceback: here"}))
                 self.tell(Fatal(ErrorInfo(code, "it can't be", "a hint", details), int(exit_code)))
                 os._exit(int(exit_code))
             case ["serving"]:

@@ -126,8 +126,17 @@ class PureShell:
     def new(self, name: str, input: object = None, **changes: Any) -> Invocation:
         id = len(self.fresh).to_bytes(16, "big")
         values: dict[str, Any] = {
-            "id": id, "name": name, "agent": "agent", "version": "1", "session": f"~{name}", "own_session": True,
-            "stream": False, "key": None, "digest": b"", "created_at": self.time, "input": raw(input),
+            "id": id,
+            "name": name,
+            "agent": "agent",
+            "version": "1",
+            "session": f"~{name}",
+            "own_session": True,
+            "stream": False,
+            "key": None,
+            "digest": b"",
+            "created_at": self.time,
+            "input": raw(input),
         }
         invocation = Invocation(**{**values, **changes})
         self.fresh[id] = msgspec.msgpack.decode(encode(invocation), type=Invocation)

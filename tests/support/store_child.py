@@ -71,9 +71,7 @@ def written(store: Store) -> int:
     count = loaded[0].header.step
     for index, each in enumerate(loaded):
         assert each.header == header(IDS[index], f"n{index}", key=f"k{index}", step=count)
-        assert list(store.records(IDS[index], 1)) == [
-            (number, body(number, index)) for number in range(1, count + 1)
-        ]
+        assert list(store.records(IDS[index], 1)) == [(number, body(number, index)) for number in range(1, count + 1)]
         assert each.snapshot_number == count - count % SNAPSHOT_EVERY
         assert each.snapshot == (body(each.snapshot_number, index) * 3 if each.snapshot_number else None)
         assert store.find(f"n{index}") == store.find_key("agent", f"k{index}") == each.header

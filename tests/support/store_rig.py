@@ -28,9 +28,7 @@ def run(*words: object, before: Sequence[str] = (), **options: Any) -> list[str]
     return done.stdout.splitlines()
 
 
-def run_to_end(
-    *words: object, before: Sequence[str] = (), **options: Any
-) -> subprocess.CompletedProcess[str]:
+def run_to_end(*words: object, before: Sequence[str] = (), **options: Any) -> subprocess.CompletedProcess[str]:
     """Run it, whatever comes of it."""
     return subprocess.run(
         [*before, *command(*words)],

@@ -59,9 +59,7 @@ class Recorder:
     def task_reported(self, agent_id, node, report):
         say("reported", agent=agent_id, node=node, report=report)
         if isinstance(report, messages.Partial) and self.acknowledge:
-            self.tree.ack_partial(
-                agent_id, node, messages.PartialAck(report.execution_id, report.number, None)
-            )
+            self.tree.ack_partial(agent_id, node, messages.PartialAck(report.execution_id, report.number, None))
 
     def node_given_up(self, agent_id, node, error):
         say("node_given_up", agent=agent_id, node=node, error=error)
@@ -99,9 +97,7 @@ class Driver:
     def __init__(self, launch, launch_fd):
         self.reactor = Reactor()
         self.recorder = Recorder()
-        self.tree = WorkerTree(
-            self.reactor, launch, launch_fd, self.recorder, self.recorder, dict(os.environ)
-        )
+        self.tree = WorkerTree(self.reactor, launch, launch_fd, self.recorder, self.recorder, dict(os.environ))
         self.recorder.tree = self.tree
         self.rest = b""
 

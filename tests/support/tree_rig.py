@@ -261,9 +261,7 @@ def description(pid):
     """What is worth knowing of a process that should not be there."""
     with contextlib.suppress(OSError):
         wanted = ("Name", "State", "PPid", "SigPnd", "SigBlk", "SigIgn")
-        return [
-            line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(wanted)
-        ]
+        return [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(wanted)]
     return []
 
 

@@ -41,14 +41,10 @@ def test_pyright_strict_accepts_the_users_file_but_for_its_wrong_lines(tmp_path)
         "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",
     }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    done = run(
-        "pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(tmp_path), cwd=tmp_path
-    )
+    done = run("pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(tmp_path), cwd=tmp_path)
     if not done.stdout.startswith("{"):  # it fetches its own program when it runs for the first time
         pytest.skip(f"pyright can't be run here: {(done.stdout + done.stderr)[-300:]}")
     report = json.loads(done.stdout)
     errors = [each for each in report["generalDiagnostics"] if each["severity"] == "error"]
     refused = {each["range"]["start"]["line"] + 1 for each in errors}
-    assert refused == WRONG, "\n".join(
-        f"{each['range']['start']['line'] + 1}: {each['message']}" for each in errors
-    )
+    assert refused == WRONG, "\n".join(f"{each['range']['start']['line'] + 1}: {each['message']}" for each in errors)

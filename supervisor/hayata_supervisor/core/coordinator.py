@@ -85,6 +85,7 @@ class Coordinator(Recovering):
             memory: What the session's last invocation left in the store, encoded.
             queue: Whether it may wait for a busy session.
             token: Whom to answer once it is durable.
+            now: The time.
 
         Raises:
             Refusal: The session is busy, or the agent can't run.
@@ -224,9 +225,7 @@ class Coordinator(Recovering):
             refused = self._completed(invocation, task, report.update, now)
             if refused is not None:
                 self._final_failure(invocation, task, refused, now)
-        elif isinstance(report, TaskFailed) and not report.began and (
-            unfit := self._misfit(invocation, report.error)
-        ):
+        elif isinstance(report, TaskFailed) and not report.began and (unfit := self._misfit(invocation, report.error)):
             self._not_begun(invocation, task, unfit, now)
         elif not isinstance(report, TaskProbed):
             self._failed(invocation, task, report, now)

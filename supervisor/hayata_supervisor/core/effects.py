@@ -34,8 +34,8 @@ class Persist(msgspec.Struct):
 
     ``open``, ``snapshot``, ``memory``: as in the store's commit. ``header``: what to write into the invocation's
     header, as of this record; None when nothing of it has changed. ``subject`` is the live invocation: only what never
-    changes may be read from it, since it may be ahead of this record. ``mate``: another invocation, whose last record must
-    be in the same transaction as this one, however large that gets.
+    changes may be read from it, since it may be ahead of this record. ``mate``: another invocation, whose last record
+    must be in the same transaction as this one, however large that gets.
     """
 
     subject: Invocation
@@ -137,4 +137,18 @@ class Call(msgspec.Struct, frozen=True):
     callback: Callable[[], None]
 
 
-Effect: TypeAlias = Persist | Barrier | AskPolicy | Ready | Dispatch | Kill | Acknowledge | Publish | PublishPartial | Settled | Reply | Warn | Call
+Effect: TypeAlias = (
+    Persist
+    | Barrier
+    | AskPolicy
+    | Ready
+    | Dispatch
+    | Kill
+    | Acknowledge
+    | Publish
+    | PublishPartial
+    | Settled
+    | Reply
+    | Warn
+    | Call
+)

@@ -87,7 +87,7 @@ class Executions:
             input=invocation.node_input,
             cell=task.cell,
             parallel=invocation.parallel,
-            substeps=[*task.substeps],
+            substeps=task.substeps,
         )
         self._marked[name] = Execution(invocation.id, task.step, task.attempt, task.node, task.cell, run)
         return name
@@ -97,7 +97,9 @@ class Executions:
         name = self.add(invocation, task)
         execution = self._marked[name]
         assert execution.task is not None
-        execution.task = msgspec.structs.replace(execution.task, state={}, stream=False, cell=-1, probe=True, substeps=[])
+        execution.task = msgspec.structs.replace(
+            execution.task, state={}, stream=False, cell=-1, probe=True, substeps=[]
+        )
         execution.cause = cause
         self._cells.hold(task.cell)
         slots = self.slots[task.node]

@@ -181,9 +181,7 @@ Fact: TypeAlias = (
     | Dropped
 )
 
-TaskFact: TypeAlias = (
-    Marked | Unmarked | Completed | SubstepDone | Failed | Cancelled | Uncertain | Reconciled
-)
+TaskFact: TypeAlias = Marked | Unmarked | Completed | SubstepDone | Failed | Cancelled | Uncertain | Reconciled
 """Those that are about one attempt."""
 
 Status: TypeAlias = Literal[

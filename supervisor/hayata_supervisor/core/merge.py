@@ -129,7 +129,9 @@ def _mapping(raw: msgspec.Raw, path: str) -> dict[Any, msgspec.Raw]:
     try:
         mapping: dict[Any, msgspec.Raw] = _decode_mapping(raw)
     except msgspec.MsgspecError:
-        raise MergeRefused(path, f"union needs a mapping with keys of text or numbers, this is {_kind(bytes(raw)[0])}") from None
+        raise MergeRefused(
+            path, f"union needs a mapping with keys of text or numbers, this is {_kind(bytes(raw)[0])}"
+        ) from None
     return mapping
 
 

@@ -30,9 +30,7 @@ class Recovering(Transitions):
 
     # ---- attempts that went wrong ------------------------------------------------------------------------
 
-    def _failed(
-        self, invocation: Invocation, task: Task, report: TaskFailed | TaskInterrupted, now: Now
-    ) -> None:
+    def _failed(self, invocation: Invocation, task: Task, report: TaskFailed | TaskInterrupted, now: Now) -> None:
         """A body ended with a failure, or was cut off while the supervisor lives."""
         node = self.executions.slots[task.node].manifest
         if isinstance(report, TaskInterrupted) and report.started and node.probe_attempts:
@@ -44,9 +42,7 @@ class Recovering(Transitions):
         else:
             self._try_again(invocation, task, report.error, delay_s, now)
 
-    def _try_again(
-        self, invocation: Invocation, task: Task, error: ErrorInfo, delay_s: float, now: Now
-    ) -> None:
+    def _try_again(self, invocation: Invocation, task: Task, error: ErrorInfo, delay_s: float, now: Now) -> None:
         fact = f.Failed(task.step, task.attempt, task.node, error, now.wall + delay_s)
         self._persist(invocation, [fact], now)
         self._await_retry(invocation, task, delay_s, now)
@@ -70,9 +66,7 @@ class Recovering(Transitions):
         else:
             self._hand_out(self.executions.probe(invocation, task, cause), now)
 
-    def _probed(
-        self, invocation: Invocation, task: Task, cause: ErrorInfo, report: TaskEnd, now: Now
-    ) -> None:
+    def _probed(self, invocation: Invocation, task: Task, cause: ErrorInfo, report: TaskEnd, now: Now) -> None:
         """Take what a probe says; one that fails in whatever way does not know."""
         match report:
             case TaskCompleted():
@@ -180,9 +174,7 @@ class Recovering(Transitions):
         settled = {fact.step for fact in facts if isinstance(fact, f.Reconciled)}
         unsure = any(isinstance(fact, f.Uncertain) for fact in found.facts)
         if invocation.status == "uncertain":  # else it is what another branch's failure has left behind
-            unsure = unsure or any(
-                task.status == "uncertain" and task.step not in settled for task in invocation.tasks
-            )
+            unsure = unsure or any(task.status == "uncertain" and task.step not in settled for task in invocation.tasks)
         facts = [*facts, *found.facts, *([] if unsure else [f.Recovered(paused_s)])]
         if facts:
             self._persist(invocation, facts, now)

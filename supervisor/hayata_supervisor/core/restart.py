@@ -25,9 +25,7 @@ class RestartWindow(msgspec.Struct, frozen=True):
     restarts: tuple[float, ...] = ()
 
 
-def add_restart(
-    window: RestartWindow, now_s: float, *, period_s: float, intensity: int
-) -> tuple[RestartWindow, bool]:
+def add_restart(window: RestartWindow, now_s: float, *, period_s: float, intensity: int) -> tuple[RestartWindow, bool]:
     """Count one restart and say whether the intensity is exceeded.
 
     Args:
@@ -69,9 +67,7 @@ def restart_delay_s(number: int, *, backoff_s: float, max_backoff_s: float, jitt
     return pause_s * (0.5 + 0.5 * jitter)
 
 
-def rest_s(
-    previous_s: float | None, served_s: float, *, first_s: float, longest_s: float, period_s: float
-) -> float:
+def rest_s(previous_s: float | None, served_s: float, *, first_s: float, longest_s: float, period_s: float) -> float:
     """How long a child that was given up rests before it is tried again.
 
     Args:

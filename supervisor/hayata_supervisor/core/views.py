@@ -24,9 +24,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_snapshot = msgspec.msgpack.Decoder(Invocation).decode
 
 
-def restore(
-    fresh: Invocation, snapshot: bytes | None, records: Iterable[tuple[int, bytes]]
-) -> Invocation:
+def restore(fresh: Invocation, snapshot: bytes | None, records: Iterable[tuple[int, bytes]]) -> Invocation:
     """Fold a snapshot (or ``fresh``, where there is none) and the records after it into the invocation."""
     invocation = fresh if snapshot is None else _decode_snapshot(snapshot)
     for number, encoded in records:
@@ -91,9 +89,7 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
     return [found[key] for key in sorted(found)]
 
 
-def journal_page(
-    invocation: bytes, records: Iterable[tuple[int, bytes]], first: int, page_bytes: int
-) -> JournalPage:
+def journal_page(invocation: bytes, records: Iterable[tuple[int, bytes]], first: int, page_bytes: int) -> JournalPage:
     """Records of a journal with their facts by name and their events.
 
     Args:

@@ -1,4 +1,4 @@
-"""Work that may wait for the disk, done beside the loop: a thread with a queue, or, inline, at once in the same thread."""
+"""Work that may wait for the disk, done beside the loop: by a thread with a queue or, inline, at once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ T = TypeVar("T")
 class Background(Protocol):
     """Does one piece of work after the other."""
 
-    def submit(
-        self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[BaseException], None]
-    ) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
         """Do ``work``; then call one of the others in the loop's thread, never from within this call."""
 
     def close(self) -> None:
@@ -33,9 +31,7 @@ class BackgroundThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(
-        self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[BaseException], None]
-    ) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
         """See `Background`."""
         self._queue.put(lambda: _do(work, done, failed, self._reactor.call_from_thread))
 
@@ -58,9 +54,7 @@ class Foreground:
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
 
-    def submit(
-        self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[BaseException], None]
-    ) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
         """See `Background`."""
         _do(work, done, failed, self._reactor.call_soon)
 

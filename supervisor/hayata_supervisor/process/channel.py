@@ -208,5 +208,3 @@ class Channel:
         self._write_watched = False
         self._sock.close()
         self._peer.closed(reason)
-
-

@@ -16,14 +16,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Final
 
 import lmdb
 import msgspec
 
-from hayata.errors import CallerError, Unavailable
+from hayata.errors import CallerError, HayataError, Unavailable
 from hayata_supervisor import failpoints
 from hayata_supervisor.store import directory, layout, opening
 from hayata_supervisor.store.directory import DATA, STORE
@@ -91,7 +91,7 @@ def back_up(
             failpoints.hit("maintenance.after_rename")
             directory.fsync_directory(target.parent)
     except OSError as problem:
-        raise directory.refusal(target, problem) from problem
+        raise _refusal(target, problem) from problem
     except lmdb.Error as problem:
         raise _uncopied(target, problem) from problem
     return note
@@ -169,14 +169,15 @@ def snapshot(data_dir: Path) -> Iterator[Path]:
     Raises:
         Unavailable: ``store_full``: no room for the copy. ``store_corrupt``, ``permission_denied``.
     """
-    try:
-        with tempfile.TemporaryFile(dir=data_dir) as file:
+    with ExitStack() as opened:
+        try:
+            file = opened.enter_context(tempfile.TemporaryFile(dir=data_dir))
             _copy_pages(data_dir, file)
-            yield Path(f"/proc/self/fd/{file.fileno()}")
-    except OSError as problem:
-        raise directory.refusal(data_dir, problem) from problem
-    except lmdb.Error as problem:
-        raise _uncopied(data_dir, problem) from problem
+        except OSError as problem:
+            raise directory.refusal(data_dir, problem) from problem
+        except lmdb.Error as problem:
+            raise _uncopied(data_dir, problem) from problem
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _copy_pages(data_dir: Path, file: IO[bytes]) -> None:
@@ -267,6 +268,13 @@ def _rebuild(env: lmdb.Environment, to: Path) -> None:
                     more = len(some) == _PUT_AT_ONCE
     finally:
         new.close()
+
+
+def _refusal(target: Path, problem: OSError) -> HayataError:
+    refusal = directory.refusal(target, problem)
+    if refusal.code == "invalid_options":
+        refusal.message = f"no backup can be made in {target}: {problem.strerror or problem}"
+    return refusal
 
 
 def _uncopied(path: Path, problem: lmdb.Error) -> Unavailable:

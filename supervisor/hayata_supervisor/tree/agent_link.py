@@ -130,9 +130,7 @@ class AgentLink(WorkerLink):
             self._head_timer = self._reactor.call_at(self._head_due, self._look_at_head)
             return
         self._overdue = self._sent[0]
-        self._ground.log.warning(
-            "policy timed out", **self._names(), timeout_s=self._ground.launch.policy_timeout_s
-        )
+        self._ground.log.warning("policy timed out", **self._names(), timeout_s=self._ground.launch.policy_timeout_s)
         assert self.incarnation is not None
         self.incarnation.kill()
 
@@ -165,9 +163,7 @@ class AgentLink(WorkerLink):
         head.crashes += 1
         if head.crashes < MOST_CRASHES:
             return None
-        return self._crash(
-            "agent_crashed", incarnation.exit, f"it evaluated a decision, {MOST_CRASHES} times"
-        )
+        return self._crash("agent_crashed", incarnation.exit, f"it evaluated a decision, {MOST_CRASHES} times")
 
     def _gave_up(self, error: ErrorInfo) -> None:
         self._unavailable = error

@@ -114,9 +114,7 @@ class ForkserverLink:
         self._reactor = ground.reactor
         self._apps = apps
         self._incarnation: Incarnation | None = None
-        self._restarter = Restarter(
-            ground.reactor, _SUPERVISION, ground.launch.node_retry_s, ground.jitter, self.start
-        )
+        self._restarter = Restarter(ground.reactor, _SUPERVISION, ground.launch.node_retry_s, ground.jitter, self.start)
         self._error: ErrorInfo | None = None
         self._imported_once = False
         self._killed_imports = 0
@@ -140,9 +138,7 @@ class ForkserverLink:
         except OSError as error:
             self._ended(failure("agent_start_failed", f"no forkserver can be started: {error}"))
             return
-        self._start_timer = self._reactor.call_later(
-            self._ground.launch.start_timeout_s, self._start_timed_out
-        )
+        self._start_timer = self._reactor.call_later(self._ground.launch.start_timeout_s, self._start_timed_out)
 
     def _spawn(self) -> Incarnation:
         ground = self._ground
@@ -329,9 +325,7 @@ class ForkserverLink:
         if self.status == "stopping":
             self._finish_stop()
             return
-        self._ground.log.warning(
-            "forkserver died", app=self.app.reference, pid=incarnation.pid, exit=self.last_exit
-        )
+        self._ground.log.warning("forkserver died", app=self.app.reference, pid=incarnation.pid, exit=self.last_exit)
         error = self._error
         if not loaded and error is None:
             self._killed_imports += 1

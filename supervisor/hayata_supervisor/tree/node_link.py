@@ -247,9 +247,7 @@ class NodeLink(WorkerLink):
         """Settle what the dead worker had: what it provably never saw is handed out again, the rest was cut
         off.
         """
-        unseen = {
-            task.execution_id: task for task in incarnation.stream.unsent() if isinstance(task, RunTask)
-        }
+        unseen = {task.execution_id: task for task in incarnation.stream.unsent() if isinstance(task, RunTask)}
         sent, self._sent = self._sent, {}
         again: dict[str, RunTask] = {}
         reports: list[TaskReport] = []

@@ -92,9 +92,7 @@ class WorkerLink:
         self.status: Status = "starting"
         self.last_exit = ""
         self.incarnation: Incarnation | None = None
-        self.restarter = Restarter(
-            ground.reactor, supervision, ground.launch.node_retry_s, ground.jitter, self.start
-        )
+        self.restarter = Restarter(ground.reactor, supervision, ground.launch.node_retry_s, ground.jitter, self.start)
         self._ground = ground
         self._reactor = ground.reactor
         self._listener = ground.listener
@@ -147,21 +145,15 @@ class WorkerLink:
         """
         deliver = lines_to(self._ground.log, self.agent, self.node or "")
         cap_bytes = self._ground.launch.frame_cap_bytes
-        self.incarnation = Incarnation(
-            self._reactor, self._ground.graveyard, self, self._decoder, cap_bytes, deliver
-        )
-        self._start_timer = self._reactor.call_later(
-            self._ground.launch.start_timeout_s, self._start_timed_out
-        )
+        self.incarnation = Incarnation(self._reactor, self._ground.graveyard, self, self._decoder, cap_bytes, deliver)
+        self._start_timer = self._reactor.call_later(self._ground.launch.start_timeout_s, self._start_timed_out)
         return self.incarnation
 
     def forked(self, pid: int) -> None:
         """The forkserver has forked: this is the process."""
         assert self.incarnation is not None
         if not self.incarnation.adopt(pid):
-            self._never_born(
-                failure("protocol_error", f"the forkserver names pid {pid}, which is no child of ours")
-            )
+            self._never_born(failure("protocol_error", f"the forkserver names pid {pid}, which is no child of ours"))
 
     def fork_failed(self, error: ErrorInfo) -> None:
         """There is no process."""

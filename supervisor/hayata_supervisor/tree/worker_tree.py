@@ -106,9 +106,7 @@ class WorkerTree:
         for index, reference in enumerate(launch.apps):
             self._add(App(index, reference, self._launch_fd, index, (), keep=True))
         if launch.value_fd is not None:
-            self._add(
-                App(VALUE_INDEX, VALUE_REFERENCE, self._launch_fd, VALUE_INDEX, (launch.value_fd,), keep=True)
-            )
+            self._add(App(VALUE_INDEX, VALUE_REFERENCE, self._launch_fd, VALUE_INDEX, (launch.value_fd,), keep=True))
 
     def load_app(self, reference: str) -> int:
         """Import one more app; the listener hears `app_loaded` or, with nothing left of it, `app_failed`.
@@ -166,9 +164,7 @@ class WorkerTree:
         agent = self._agents.get(manifest.id)
         new: list[WorkerLink] = []
         if agent is None:
-            agent = self._agents[manifest.id] = _Agent(
-                link, manifest, AgentLink(self._ground, link, manifest)
-            )
+            agent = self._agents[manifest.id] = _Agent(link, manifest, AgentLink(self._ground, link, manifest))
             new.append(agent.worker)
         agent.manifest = manifest
         for node in manifest.nodes:
