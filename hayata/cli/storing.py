@@ -33,9 +33,10 @@ _data_dir_option = click.option(
 @socket_option
 @click.pass_context
 def verify(ctx: click.Context, data_dir: str | None, as_json: bool, socket: str | None) -> None:
-    """Verify the store: its structure, every checksum, and what its records say of each other.
+    """Verify the store.
 
-    Exits with 0 when all of it is whole, else with 1.
+    Its structure, every checksum, and what its records say of each other. Exits with 0 when all of it is
+    whole, else with 1.
     """
     if data_dir is None:
         with open_client(ctx, socket) as client:
@@ -55,9 +56,10 @@ def verify(ctx: click.Context, data_dir: str | None, as_json: bool, socket: str 
 @socket_option
 @click.pass_context
 def backup(ctx: click.Context, directory: str, data_dir: str | None, as_json: bool, socket: str | None) -> None:
-    """Copy the store to DIR, where nothing is yet, and verify the copy.
+    """Copy the store to DIR.
 
-    The daemon goes on meanwhile. To restore, start a daemon with --data-dir DIR.
+    DIR is where nothing is yet, or an empty directory. Nothing is there before the copy is complete and verified; the
+    daemon goes on meanwhile. To restore, start a daemon with --data-dir DIR.
     """
     if data_dir is None:
         with open_client(ctx, socket) as client:
@@ -111,9 +113,10 @@ def prune(
     as_json: bool,
     socket: str | None,
 ) -> None:
-    """Remove invocations that have ended, with their tasks, events and results.
+    """Remove invocations that have ended.
 
-    Open ones, and so uncertain ones, stay. Ids and keys of what was removed can be used again.
+    Their tasks, events and results go with them; their ids and keys can be used again. Open ones, and so uncertain
+    ones, stay.
     """
     if older_than is None and not shrink:
         raise click.UsageError("give --older-than AGE, for example 30d")
@@ -156,9 +159,9 @@ def _prune_offline(
 @socket_option
 @click.pass_context
 def export(ctx: click.Context, invocation: str, socket: str | None) -> None:
-    """Print all that is stored of an invocation, as JSON lines.
+    """Print all that is stored of an invocation.
 
-    The kinds are header, record (a commit with its facts), task and event.
+    As JSON lines. The kinds are header, record (a commit with its facts), task and event.
     """
     with open_client(ctx, socket) as client:
         for line in client.export(invocation):

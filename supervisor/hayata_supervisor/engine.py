@@ -62,6 +62,8 @@ from hayata_supervisor.store.interface import Header, Loaded, OutOfOrder, Refusa
 from hayata_supervisor.stored import info_of_header, restored
 from hayata_supervisor.tree.port import AgentAnswer, Log, TaskReport, failure
 
+_LOOK_S = 0.02
+
 
 class Workers(Protocol):
     """The processes, as the engine sees them; `tree.WorkerTree` runs them, `inline` calls them in place."""
@@ -84,8 +86,8 @@ class Workers(Protocol):
     def load_app(self, reference: str) -> int:
         """Start to load one more app; returns its index."""
 
-    def stop_agent(self, agent_id: str) -> None:
-        """End an agent's workers."""
+    def stop_agent(self, agent_id: str, stopped: Callable[[], None]) -> None:
+        """End an agent's workers; ``stopped`` is called when none of them lives."""
 
     def tree(self) -> list[ProcessInfo]:
         """What runs."""
@@ -153,7 +155,7 @@ class Engine:
     # ---- start -----------------------------------------------------------------------------------------------------
 
     def load(self, loaded: Iterable[Loaded]) -> int:
-        """Take the open invocations from the store, oldest first; before the loop turns. Returns how many."""
+        """Take open invocations from the store, oldest first, for the agents to adopt. Returns how many."""
         count = 0
         for each in loaded:
             invocation = restored(each)
@@ -170,6 +172,10 @@ class Engine:
 
     def app_loaded(self, index: int, reference: str, manifests: list[AgentManifest]) -> None:
         """An app's definitions are here: adopt and recover what waits for its agents."""
+        stopped = [each for each in manifests if each.id in self.agents and self.agents[each.id].status == "stopped"]
+        if stopped:
+            self._reopen(stopped, lambda: self.app_loaded(index, reference, manifests))
+            return
         for manifest in manifests:
             agent = self.agents.get(manifest.id)
             if agent is not None:
@@ -188,6 +194,25 @@ class Engine:
                 self.perform(manifest.id, agent.coordinator.begin(now()))
                 failpoints.hit("engine.after_begin")
         self._app_events(index, reference, None)
+
+    def _reopen(self, manifests: list[AgentManifest], reopened: Callable[[], None]) -> None:
+        """Agents that were stopped are wanted again: what they had open is read anew, as after a restart."""
+        ids = {each.id: list(self.agents[each.id].coordinator.invocations) for each in manifests}
+
+        if not self.committer.idle:
+            self.reactor.call_later(_LOOK_S, lambda: self._reopen(manifests, reopened))
+            return
+
+        def read() -> list[Loaded | None]:
+            return [self.store.load(id) for each in ids.values() for id in each]
+
+        def take(found: list[Loaded | None]) -> None:
+            for agent_id in ids:
+                del self.agents[agent_id]
+            self.load(each for each in found if each is not None and each.header.status not in TERMINAL)
+            reopened()
+
+        self.reader.submit(read, take, self.read_failed)
 
     def apps_ready(self) -> None:
         """All apps of the launch are loaded or given up: what no app has claimed rests, and those who wait hear it."""

@@ -196,8 +196,9 @@ class InlineWorkers:
         """Refused: what runs inline was given at the start."""
         raise error_for("invalid_options", "an inline runtime runs the agents that it was started with")
 
-    def stop_agent(self, agent_id: str) -> None:
+    def stop_agent(self, agent_id: str, stopped: Callable[[], None]) -> None:
         """Nothing to end."""
+        stopped()
 
     def tree(self) -> list[ProcessInfo]:
         """No processes."""

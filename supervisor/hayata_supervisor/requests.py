@@ -178,10 +178,13 @@ class Requests:
     def _stop_agent(self, request: m.StopAgent, sink: Sink) -> None:
         agent = self._agent(request.agent, request, sink)
         if agent is not None:
-            agent.status = "stopped"
             agent.coordinator.drain()
-            self._engine.workers.stop_agent(request.agent)
-            sink.reply(m.Done())
+
+            def stopped() -> None:
+                agent.status = "stopped"
+                sink.reply(m.Done())
+
+            self._engine.workers.stop_agent(request.agent, stopped)
 
     def _stats(self) -> dict[str, float]:
         engine = self._engine

@@ -16,6 +16,7 @@ from hayata.framing import frame
 from hayata.messages import DecidedFinish, WorkerReady, encode
 from hayata_supervisor.process.pidfd import is_dead, open_pidfd, wait_dead
 from hayata_supervisor.process.watcher import EdgeWatcher
+from tests.support.eventually import eventually
 from tests.support.tree_rig import APP, BROKEN_APP, TreeRig, kill
 
 QUICK = {
@@ -372,7 +373,10 @@ def test_forkserver_lost_with_forks_open_is_replaced_and_asked_again(hang):
         kill(pids["tree", None])
         rig.hear("log", text="worker died", agent="tree", node="act")
         if not hang:
-            kill(forkserver)
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # on a slow machine the tree has lost its patience with it first
+                kill(forkserver)
         rig.serving("tree")
         rig.serving("tree", "act")
         rig.dispatch("e1", value=1)
@@ -448,7 +452,7 @@ def test_sixty_crash_restarts_leave_the_number_of_descriptors_unchanged(rig):
         assert rig.report(f"f{number}")["error"]["code"] == "edge_crashed"
     rig.dispatch("last", value=1)
     rig.report("last")
-    assert rig.descriptors() == before
+    eventually(lambda: rig.descriptors() == before, "as many descriptors as before")  # an edge may be on its way
     assert len(rig.children()) == 6
 
 

@@ -49,7 +49,6 @@ class StartNotes:
                 failpoints.hit("notes.before_own")
                 os.pwrite(fd, owner, 0)
                 failpoints.hit("notes.after_own")
-            self._before = os.pread(fd, _SIZE, 0)
             self._page = mmap.mmap(fd, _SIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(fd)
@@ -61,11 +60,11 @@ class StartNotes:
             self._page[start : start + _CELL_BYTES] = _CLEAR
 
     def began(self, cell: int, execution_id: str) -> bool:
-        """Whether the execution may have begun, as far as the incarnations before this one can tell."""
+        """Whether the execution may have begun. Its cell must have been held since its mark, and its worker be dead."""
         if cell < 0:
             return True
         start = _HEADER_BYTES + cell * _CELL_BYTES
-        return self._before[start : start + _CELL_BYTES] != _CLEAR
+        return self._page[start : start + _CELL_BYTES] != _CLEAR
 
 
 class NoteWriter:
