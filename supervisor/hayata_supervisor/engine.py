@@ -146,6 +146,7 @@ class Engine:
         self._memories: dict[bytes, bytes | None] = {}
         self.memories = Memories()
         self._app_events = app_events
+        self._broken = broken  # also where what could not be read would be missing from then on
         self._checks: dict[int, Callable[[UpdateChecked], None]] = {}
         self._timer: Timer | None = None
         self._timer_due = float("inf")
@@ -212,7 +213,7 @@ class Engine:
             self.load(each for each in found if each is not None and each.header.status not in TERMINAL)
             reopened()
 
-        self.reader.submit(read, take, self.read_failed)
+        self.reader.submit(read, take, self._broken)
 
     def apps_ready(self) -> None:
         """All apps of the launch are loaded or given up: what no app has claimed rests, and those who wait hear it."""
@@ -417,7 +418,7 @@ class Engine:
                 agent.coordinator.adopt(restored(loaded), loaded.memory)
                 self.perform(subject.agent, agent.coordinator.begin(now()))
 
-        self.reader.submit(lambda: self.store.load(subject.id), take, self.read_failed)
+        self.reader.submit(lambda: self.store.load(subject.id), take, self._broken)
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
@@ -432,11 +433,16 @@ class Engine:
         after: int,
         before: int | None,
         answered: Callable[[tuple[list[EventInfo], int]], None],
+        failed: Callable[[ErrorInfo], None],
     ) -> None:
+        def unread(error: BaseException) -> None:
+            self.read_failed(error)
+            failed(failure("store_corrupt", f"the store could not be read: {error}"))
+
         self.reader.submit(
             lambda: events(invocation, self.store.records(invocation, first_record), after, before, PAGE),
             answered,
-            self.read_failed,
+            unread,
         )
 
     def _is_open(self, invocation: bytes) -> bool:

@@ -298,7 +298,9 @@ class ForkServer:
             os.write(write_end, _PID.pack(pid))
             failpoints.hit("middle.after_send_pid")
         except OSError as error:
+            failpoints.hit("middle.before_send_errno")
             os.write(write_end, _PID.pack(-(error.errno or 1)))
+            failpoints.hit("middle.after_send_errno")
         finally:
             os._exit(prologue.EXIT_OK)
 

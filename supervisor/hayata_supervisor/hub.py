@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from hayata.messages import Answer, Done, EventBatch, EventInfo, InvocationInfo
+from hayata.messages import Answer, Done, ErrorInfo, EventBatch, EventInfo, InvocationInfo, Refused
 from hayata_supervisor.core.effects import Publish, PublishPartial
 from hayata_supervisor.core.invocation import TERMINAL_EVENTS, events_of
 
@@ -38,7 +38,9 @@ class Sink(Protocol):
 
 
 Until = Literal["now", "settled", "terminal"]
-Page = Callable[[bytes, int, int, int | None, Callable[[tuple[list[EventInfo], int]], None]], None]
+Page = Callable[
+    [bytes, int, int, int | None, Callable[[tuple[list[EventInfo], int]], None], Callable[[ErrorInfo], None]], None
+]
 
 
 class _Tail:
@@ -73,8 +75,8 @@ class Hub:
     """See the module.
 
     Args:
-        page: Reads a page of the journal's events: (invocation, first record, after, before, callback); the callback
-            gets the events and the record from which to read on.
+        page: Reads a page of the journal's events: (invocation, first record, after, before, callback, failed);
+            the callback gets the events and the record from which to read on.
         is_open: Whether the invocation may still have events, as far as what is durable tells.
     """
 
@@ -190,6 +192,7 @@ class Hub:
                     follower.cursor,
                     first,
                     lambda page, first=first: self._page_read(follower, page, first),  # type: ignore[misc]
+                    lambda error: self._page_failed(follower, error),
                 )
                 return
             fresh = [event for event in tail.events if event.sequence > follower.cursor][:PAGE]
@@ -215,6 +218,11 @@ class Hub:
                 self._exhausted(follower)
                 return
         self._pump(follower)
+
+    def _page_failed(self, follower: Follower, error: ErrorInfo) -> None:
+        if not follower.done:
+            self._finish(follower)
+            follower.sink.reply(Refused(error))
 
     def _send(self, follower: Follower, events: list[EventInfo]) -> None:
         batch: list[EventInfo] = []

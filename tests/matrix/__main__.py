@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ _MOST_LINES = 30
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try everything; return 0 when nothing was violated and every point was struck."""
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # and nothing is left behind
     began = time.monotonic()
     template = make_template()
     try:

@@ -93,6 +93,8 @@ def cases(points: Iterable[Point], action: str) -> list[tuple[Point, str]]:
 def _applies(point: Point, action: str) -> bool:
     if action == "orphan":
         return point.place != "guard"  # its parent are we
+    if action == "error":
+        return not point.name.endswith((".after_fork", ".after_spawn"))  # nothing can go wrong there any more
     # Elsewhere an error is an exception, too.
     return action != "raise" or "_send_" in point.name or "_receive_" in point.name
 

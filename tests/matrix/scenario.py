@@ -24,6 +24,7 @@ T = TypeVar("T")
 UNAVAILABLE_S = 30.0
 _RESULT_S = 30.0
 _OPEN = ("queued", "running", "waiting", "uncertain", "recovery_required")
+_PASSING = {"daemon_unavailable", "store_corrupt"}
 _LOOK_S = 0.02
 _BODY_S = 3.0
 _SETTLED_BY_ANOTHER = {"already_reconciled", "not_uncertain", "invocation_terminal"}
@@ -241,12 +242,12 @@ class Clients:
 
 
 async def patiently(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Ask, and ask again while there is no daemon."""
+    """Ask, and ask again while there is no daemon, or one that can't read its store."""
     due = time.monotonic() + UNAVAILABLE_S
     while True:
         try:
             return await call(*args, **kwargs)
         except HayataError as error:
-            if error.code != "daemon_unavailable" or time.monotonic() > due:
+            if error.code not in _PASSING or time.monotonic() > due:
                 raise
         await asyncio.sleep(_LOOK_S)

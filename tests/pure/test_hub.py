@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from hayata.messages import Answer, Done, EventBatch, EventInfo
+from hayata.messages import Answer, Done, ErrorInfo, EventBatch, EventInfo, Refused
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.effects import Publish
 from hayata_supervisor.core.invocation import Invocation, events_of
@@ -21,11 +21,13 @@ class Reader:
     def __init__(self) -> None:
         self.told: list[EventInfo] = []
         self.done = False
+        self.refused: ErrorInfo | None = None
 
     def reply(self, answer: Answer) -> None:
         if isinstance(answer, EventBatch):
             self.told += answer.events
         self.done = self.done or isinstance(answer, Done)
+        self.refused = answer.error if isinstance(answer, Refused) else self.refused
 
     def when_writable(self, callback: object) -> bool:
         return True
@@ -42,9 +44,13 @@ class Rig:
         self.invocation = Invocation(ID, "i", "agent", "1", "s", True, stream, None, b"", 1.0)
         self.journal: list[EventInfo] = []
         self.ended = False
+        self.unreadable = False
         self.hub = Hub(self._page, lambda id: not self.ended)
 
-    def _page(self, id: bytes, first: int, after: int, before: int | None, answered: Any) -> None:
+    def _page(self, id: bytes, first: int, after: int, before: int | None, answered: Any, failed: Any) -> None:
+        if self.unreadable:
+            failed(UNREADABLE)
+            return
         events = [each for each in self.journal if each.sequence > after]
         answered(([each for each in events if before is None or each.sequence < before], 1))
 
@@ -63,6 +69,7 @@ class Rig:
         self.hub.gone(lambda sink: sink is reader)
 
 
+UNREADABLE = ErrorInfo("store_corrupt", "no")
 STARTED = f.Started({})
 MARKED = f.Marked(0, 1, "node", 0)
 COMPLETED = f.Completed(0, 1, "node", {}, {})
@@ -102,4 +109,16 @@ def test_connection_that_follows_twice_and_goes_is_forgotten_twice():
         rig.hub.follow(Follower(ID, reader, 0, "terminal"))
     rig.leave(reader)
     rig.publish(STARTED)
+    assert reader.told == []
+
+
+def test_follower_whose_events_cannot_be_read_is_told():
+    """Else it would wait for ever: nothing wakes one that reads."""
+    rig = Rig()
+    rig.publish(STARTED)
+    rig.unreadable = True
+    reader = rig.follow()
+    assert reader.refused == UNREADABLE
+    rig.unreadable = False
+    rig.publish(MARKED)
     assert reader.told == []

@@ -48,6 +48,9 @@ _OURS = frozenset(
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers that mean: no room. EFBIG is a limit on the size of files (RLIMIT_FSIZE)."""
 
+PASSING: Final = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Error numbers that say nothing of the directory, and that may not come again."""
+
 _PROBE_BYTES = 16 << 20
 
 # Maps of these file systems aren't coherent with writes, or their locks and syncs can't be relied upon.
@@ -194,6 +197,9 @@ def refusal(data_dir: Path, problem: OSError) -> HayataError:
         )
     if problem.errno in FULL:
         return Unavailable("store_full", f"no room in {data_dir}", details=details, hint="make room on the disk")
+    if problem.errno in PASSING:
+        text = f"{data_dir} can't be used now: {problem.strerror}"
+        return Unavailable("daemon_unavailable", text, details=details, hint="it is tried again")
     return CallerError(
         "invalid_options",
         f"{data_dir} can't be the data directory: {problem.strerror or problem}",

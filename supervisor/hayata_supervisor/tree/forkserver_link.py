@@ -47,7 +47,8 @@ FORK_TIMEOUT_S = 10.0
 """A forkserver that takes longer hangs; and no orphan can be told from a worker before it has answered."""
 
 MOST_KILLED_IMPORTS = 3
-"""An import that somebody kills says nothing about the app: it is tried again, until that has happened so often."""
+"""An import that somebody kills, or that the system has no process for, says nothing about the app: it is tried
+again, until that has happened so often."""
 
 _RETRY_S = 0.005
 _NEVER = 1_000_000_000
@@ -136,7 +137,9 @@ class ForkserverLink:
         try:
             self._incarnation = self._spawn()
         except OSError as error:
-            self._ended(failure("agent_start_failed", f"no forkserver can be started: {error}"))
+            self._killed_imports += 1
+            refused = failure("agent_start_failed", f"no forkserver can be started: {error}")
+            self._ended(None if self._killed_imports < MOST_KILLED_IMPORTS else refused)
             return
         self._start_timer = self._reactor.call_later(self._ground.launch.start_timeout_s, self._start_timed_out)
 
