@@ -153,7 +153,7 @@ def deep_run(name: str, depth: int, **options: str) -> bytes:
     return head[:-1] + b"\x91" * depth + b"\xc0"
 
 
-@pytest.mark.parametrize("depth", [1_000, 100_000, 10_000_000])
+@pytest.mark.parametrize("depth", [20_000, 100_000, 10_000_000])  # CPython 3.12 and later read 10,000 levels
 def test_input_that_is_too_deep_to_be_read_ends_its_connection(daemon: Daemon, depth: int):
     with RawClient(daemon.socket) as raw:
         raw.send(deep_run("deep", depth))
