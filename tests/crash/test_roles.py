@@ -94,7 +94,7 @@ def zombies(tree: list[Seen]) -> list[int]:
         for pid in children_of(parent.pid):
             try:
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):  # gone before, or while it is read
                 continue
             if state == "Z":
                 found.append(pid)

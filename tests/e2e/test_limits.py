@@ -146,7 +146,8 @@ def test_loop_without_end_is_killed_at_its_deadline_d10(daemon: Daemon, agent: s
     error = failed(invocation)
     assert (error.code, error.details["interrupted"]) == ("execution_timeout", True)
     notes = Path(f"/dev/shm/spin-{invocation.id}")
-    pid, first, last = struct.unpack("=qdd", notes.read_bytes())
+    pid, first, *last_two = struct.unpack("=qddd", notes.read_bytes())
+    last = max(last_two)
     notes.unlink()
     assert LIMIT_S - 0.1 < last - first < LIMIT_S + grace_s + 0.1 + LATE_S
     assert not lives(pid)
