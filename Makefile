@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test crash check clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml
@@ -16,6 +16,9 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist loadscope
+
+crash: $(VENV)/installed
+	$(BIN)/python -m tests.matrix
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

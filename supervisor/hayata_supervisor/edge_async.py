@@ -47,7 +47,7 @@ from hayata_supervisor.edge_worker import (
     task_limit,
 )
 from hayata_supervisor.process import prologue
-from hayata_supervisor.process.loop_stream import LoopStream
+from hayata_supervisor.process.loop_stream import LoopStream, or_end
 
 
 class OwnSelector(selectors.DefaultSelector):
@@ -199,7 +199,7 @@ class AsyncEdge:
             OwnSteps(self._body(task, call, partials)), name=task.execution_id, context=context
         )
         self._tasks[task.execution_id] = running
-        running.add_done_callback(lambda running: self._ended(task, running))
+        running.add_done_callback(or_end(lambda running: self._ended(task, running)))
 
     async def _body(self, task: RunTask, call: calls.TaskCall, partials: Partials) -> Result:
         failpoints.hit("edge.before_note")

@@ -146,7 +146,6 @@ class Engine:
         self._memories: dict[bytes, bytes | None] = {}
         self.memories = Memories()
         self._app_events = app_events
-        self._broken = broken  # also where what could not be read would be missing from then on
         self._checks: dict[int, Callable[[UpdateChecked], None]] = {}
         self._timer: Timer | None = None
         self._timer_due = float("inf")
@@ -213,7 +212,7 @@ class Engine:
             self.load(each for each in found if each is not None and each.header.status not in TERMINAL)
             reopened()
 
-        self.reader.submit(read, take, self._broken)
+        self.reader.submit(read, take, self.broken)
 
     def apps_ready(self) -> None:
         """All apps of the launch are loaded or given up: what no app has claimed rests, and those who wait hear it."""
@@ -418,7 +417,7 @@ class Engine:
                 agent.coordinator.adopt(restored(loaded), loaded.memory)
                 self.perform(subject.agent, agent.coordinator.begin(now()))
 
-        self.reader.submit(lambda: self.store.load(subject.id), take, self._broken)
+        self.reader.submit(lambda: self.store.load(subject.id), take, self.broken)
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 

@@ -10,23 +10,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hayata.errors import HayataError
+from hayata.loading import load_app
+from hayata.manifest import agent_manifest
 from hayata_supervisor.store.lmdb_store import open_store
 from tests.chaos.checks import check
 from tests.chaos.ledger import Ledger, read
 from tests.chaos.processes import Family
-from tests.chaos.run import bounds_of
-from tests.chaos.story import Story, ask_all, heard_lines, known_ids
-from tests.chaos.watch import Watch
+from tests.chaos.story import Story, Told, ask_all, heard_lines, known_ids
+from tests.chaos.watch import GONE_S, Watch
 from tests.matrix.host import APP, Host
 from tests.matrix.scenario import Clients, patiently
 
 _SCENARIO_S = 60.0
 _SETTLE_S = 30.0
-_GONE_S = 3.0
+_END_S = 3.0
 _LOOK_S = 0.2
 _KEEP_S = 0.02
 _MOST_DEATHS = 20
-_BEGUN = 10
+_BEGUN = 14
 """Bodies; by then those that take their time are in their midst."""
 
 
@@ -99,7 +100,7 @@ def make_template() -> Host:
     asyncio.run(_make_unfinished(host))
     host.kill_guard()
     host.close_control()
-    due = time.monotonic() + _GONE_S
+    due = time.monotonic() + _END_S
     while host.left() and time.monotonic() < due:
         time.sleep(_LOOK_S)
     return host
@@ -120,7 +121,8 @@ class _Run:
         self._host = host
         self._ledger = Ledger(host.home / "told-matrix")
         self._clients = Clients(host, self._ledger, seed)
-        self._bounds = bounds_of(APP)
+        self._bounds = _bounds()
+        self._family = Family(host.data_dir)
         self._watch = Watch({agent for agent, _ in self._bounds})
         self._violations: list[str] = []
 
@@ -134,8 +136,9 @@ class _Run:
             async with asyncio.timeout(_SCENARIO_S):
                 await self._clients.everything()
             self._violations += [f"10: {text}" for text in await self._clients.settle(_SETTLE_S)]
+            self._violations += [f"9: {text}" for text in await self._left()]
             asked, acknowledged = known_ids(heard_lines(host.home))
-            told = await patiently(ask_all, host.socket, asked | acknowledged)
+            told = await patiently(_tell_all, host.socket, asked | acknowledged)
         finally:
             watcher.cancel()
             keeper.cancel()
@@ -143,9 +146,19 @@ class _Run:
             await self._clients.close()
             self._ledger.close()
         story = Story(read(host.home / "ledger"), heard_lines(host.home), [], told, self._bounds)
-        self._violations += map(str, check(story))
+        self._violations += [*map(str, check(story)), *_check_substeps(story)]
         self._violations += [f"9: {text}" for text in self._watch.overdue]
         return self._violations
+
+    async def _left(self) -> list[str]:
+        """Now that nothing runs: what is in nobody's place a second later."""
+        due = time.monotonic() + GONE_S
+        while True:
+            guard = self._host.guard
+            left = [] if guard is None else [*self._family.read(guard.pid).misplaced()]
+            if not left or time.monotonic() > due:
+                return [f"{process}: {what}" for process, what in left]
+            await asyncio.sleep(_KEEP_S)
 
     async def _keep(self) -> None:
         """Start the daemon whenever there is none."""
@@ -159,15 +172,43 @@ class _Run:
 
     async def _look(self) -> None:
         """See that what is dead is gone."""
-        family = Family(self._host.data_dir)
         last = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
             guard = self._host.guard
             if guard is not None:
                 now = time.monotonic()
-                self._watch.look(family.read(guard.pid), now - last, held=False)
+                self._watch.look(self._family.read(guard.pid), now - last, held=False)
                 last = now
+
+
+def _bounds() -> dict[tuple[str, str], int]:
+    """(agent, node) → most attempts that its definition allows without a person."""
+    manifests = [agent_manifest(agent) for agent in load_app(APP)]
+    return {
+        (manifest.id, node.name): max(
+            1, node.rerun_attempts, node.probe_attempts, node.retry.max_attempts if node.retry else 1
+        )
+        for manifest in manifests
+        for node in manifest.nodes
+    }
+
+
+def _check_substeps(story: Story) -> Iterator[str]:
+    """What a sub-step has once given to a body it gives to all later attempts."""
+    known: dict[tuple[str, str], str] = {}
+    for line in story.bodies:
+        if line["what"] == "stepped":
+            token = known.setdefault((line["task"], line["key"]), line["token"])
+            if token != line["token"]:
+                yield f"2: sub-step {line['key']} of {line['execution']} gave {line['token']}, and {token} before"
+
+
+async def _tell_all(socket: str, ids: set[str]) -> dict[str, Told]:
+    try:
+        return await ask_all(socket, ids)
+    except* HayataError as errors:
+        raise errors.exceptions[0] from None
 
 
 def is_expected(host: Host) -> bool:
@@ -189,7 +230,7 @@ def _end(host: Host) -> Iterator[str]:
     code = host.end()
     if not is_expected(host):
         yield f"9: the daemon ended with {code}"
-    due = time.monotonic() + _GONE_S
+    due = time.monotonic() + _END_S
     while (left := host.left()) and time.monotonic() < due:
         time.sleep(_KEEP_S)
     yield from (f"9: left behind: {pid} {command}" for pid, command in left.items())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hayata.ids import Execution, parse_execution_id
-from hayata.messages import ErrorInfo, Partial, RetryManifest
+from hayata.messages import AgentManifest, ErrorInfo, Partial, RetryManifest
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.facts import TERMINAL
@@ -27,7 +27,7 @@ ATTEMPTS = {"plain": 1, "narrow": 1, "rerun": 3, "retry": 3, "probe": 3}
 class Histories(RuleBasedStateMachine):
     @initialize(on_failure=st.sampled_from(["fail", "policy"]), limit=st.integers(1, 3))
     def begin(self, on_failure: str, limit: int) -> None:
-        self.shell = PureShell(
+        self.shell = self.new_shell(
             agent(
                 node("plain"),
                 node("rerun", rerun=3),
@@ -50,6 +50,9 @@ class Histories(RuleBasedStateMachine):
         self.seen: set[str] = set()
         self.begun: set[str] = set()
         self.ended: dict[bytes, str] = {}
+
+    def new_shell(self, manifest: AgentManifest) -> PureShell:
+        return PureShell(manifest)
 
     # clients
 

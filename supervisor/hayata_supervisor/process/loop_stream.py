@@ -6,14 +6,36 @@ Not asyncio's own transport: that allocates 256 KiB for each read, and makes eac
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import traceback
 from collections.abc import Callable
+from typing import ParamSpec
 
 from hayata.framing import FrameReader, frame
 from hayata_supervisor import failpoints
 from hayata_supervisor.process.blocking import Belonging
+from hayata_supervisor.process.prologue import EXIT_BROKEN
+
+P = ParamSpec("P")
 
 _READ_BYTES = 64 * 1024
+
+
+def or_end(callback: Callable[P, None]) -> Callable[P, None]:
+    """Make of a callback one that ends the process when it raises.
+
+    The loop would only log it and go on without the message, and whoever waits for the answer would wait for ever.
+    """
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
+            traceback.print_exc()
+            os._exit(EXIT_BROKEN)
+
+    return call
 
 
 class LoopStream:
@@ -44,7 +66,7 @@ class LoopStream:
         self._waiting = bytearray()
         self._drained: asyncio.Future[None] | None = None
         self.belonging = Belonging(self._fd)
-        self._loop.add_reader(self._fd, self._readable)
+        self._loop.add_reader(self._fd, or_end(self._readable))
 
     def _readable(self) -> None:
         try:
@@ -77,7 +99,7 @@ class LoopStream:
         failpoints.message("after_send", body, self._sock)
         if sent < len(data):
             self._waiting += memoryview(data)[sent:]
-            self._loop.add_writer(self._fd, self._writable)
+            self._loop.add_writer(self._fd, or_end(self._writable))
 
     def _write(self, data: bytes | bytearray) -> int:
         try:
