@@ -1,0 +1,89 @@
+"""Agents and apps: what there is, one more, one less."""
+
+from __future__ import annotations
+
+from hayata import messages as m
+from hayata_supervisor.engine import Agent
+from hayata_supervisor.hub import Sink
+from hayata_supervisor.requests.desk import Desk
+
+
+class Agents:
+    """Lists, starts and stops them."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._engine = desk.engine
+        self._loading: dict[int, Sink | None] = {}
+
+    def list_agents(self, request: m.ListAgents, sink: Sink) -> None:
+        """All agents, when the apps are loaded."""
+        if self._engine.apps_pending:
+            self._desk.park(request, sink)
+            return
+        sink.reply(m.AgentList([_agent_info(name, each) for name, each in self._engine.agents.items()]))
+
+    def start(self, request: m.StartAgent, sink: Sink) -> None:
+        """Load one more app."""
+        self._loading[self._engine.workers.load_app(request.app)] = sink
+
+    def stop(self, request: m.StopAgent, sink: Sink) -> None:
+        """End an agent's workers; what is open rests until the agent is started again."""
+        agent = self._desk.agent(request.agent, request, sink)
+        if agent is not None:
+            agent.coordinator.drain()
+
+            def stopped() -> None:
+                agent.status = "stopped"
+                sink.reply(m.Done())
+
+            self._engine.workers.stop_agent(request.agent, stopped)
+
+    def app_settled(self, index: int, reference: str, error: m.ErrorInfo | None) -> None:
+        """An app that `StartAgent` asked for is here, or can't be."""
+        sink = self._loading.pop(index, None)
+        if sink is None:
+            return
+        if error is not None:
+            sink.reply(m.Refused(error))
+            return
+        mine = [(name, agent) for name, agent in self._engine.agents.items() if agent.app == reference]
+        sink.reply(m.AgentList([_agent_info(name, agent) for name, agent in mine]))
+
+    def stats(self) -> dict[str, float]:
+        """Counts of now and since the start."""
+        engine = self._engine
+        coordinators = [agent.coordinator for agent in engine.agents.values()]
+        return {
+            "open_invocations": len(engine.open),
+            "running_invocations": sum(each.admission.running for each in coordinators),
+            "queued_invocations": sum(len(each.admission.queue) for each in coordinators),
+            "late_messages": sum(each.late_messages for each in coordinators),
+            "records": engine.committer.commits,
+            "transactions": engine.committer.transactions,
+            "store_full": float(engine.committer.full is not None),
+        }
+
+
+def _agent_info(name: str, agent: Agent) -> m.AgentInfo:
+    coordinator = agent.coordinator
+    nodes = [
+        m.NodeInfo(
+            name=slots.manifest.name,
+            status="serving" if slots.unavailable is None else "failed",
+            is_async=slots.manifest.is_async,
+            concurrency=slots.manifest.concurrency,
+            busy=slots.active,
+        )
+        for slots in coordinator.executions.slots.values()
+    ]
+    return m.AgentInfo(
+        id=name,
+        version=coordinator.manifest.version,
+        app=agent.app,
+        status=agent.status,
+        nodes=nodes,
+        running=coordinator.admission.running,
+        queued=len(coordinator.admission.queue),
+        error=agent.error,
+    )
