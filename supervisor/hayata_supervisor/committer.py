@@ -116,6 +116,9 @@ class Committer:
                 batch.append(entry)
                 size += len(entry.persist.record) + len(entry.persist.snapshot or b"")
         self._queue = rest
+        if not rest and self._timer is not None:  # a decision has come: nobody is held any more
+            self._timer.cancel()
+            self._timer = None
         if batch:
             self._in_flight = batch
             commits = [_commit(entry.persist) for entry in batch]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import selectors
 import socket
 import struct
 import sys
@@ -199,7 +198,7 @@ class ForkServer:
         self._launch = launch
         self._supervisor = supervisor
         self._packets = packets
-        self._reactor = Reactor(selectors.PollSelector())
+        self._reactor = Reactor(forks=True)
         for fd in self._reactor.descriptors:
             own(fd)
         self._channel = Channel(self._reactor, stream, self, cap_bytes=launch.frame_cap_bytes)

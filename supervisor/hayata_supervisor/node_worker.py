@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import selectors
 import socket
 import sys
 from collections import deque
@@ -75,7 +74,7 @@ _decode_head = msgspec.msgpack.Decoder(Head).decode
 def run(job: EdgeJob, incarnation: str, start_timeout_s: float, stream: socket.socket, packets: socket.socket) -> None:
     """Work until told to stop, or until the supervisor is gone."""
     worker_logging.install(job.agent.id, job.node.name)  # for the edges, which inherit it and share its pages
-    reactor = Reactor(selectors.PollSelector())
+    reactor = Reactor(forks=True)
     for fd in reactor.descriptors:
         own(fd)
     worker = NodeWorker(reactor, job, incarnation, start_timeout_s, stream, packets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 
 from hayata.framing import frame
@@ -24,7 +23,7 @@ class Peer:
 
 
 def test_peer_that_ends_with_unread_bytes_has_ended_and_broken_nothing():
-    reactor = Reactor(selectors.PollSelector())
+    reactor = Reactor(forks=True)
     ours, theirs = socket.socketpair()
     peer = Peer()
     channel = Channel(reactor, ours, peer)

@@ -6,6 +6,7 @@ if its peer dies, those provably never arrived.
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -95,7 +96,7 @@ class Channel:
             return
         while self._queue:
             try:
-                sent = self._sock.sendmsg(self._head())
+                sent = self._send_head()
             except BlockingIOError:
                 break
             except OSError as error:
@@ -118,15 +119,14 @@ class Channel:
         if self._drained is not None:
             self._drained()
 
-    def _head(self) -> list[bytes | memoryview]:
-        buffers: list[bytes | memoryview] = []
-        for data, _ in self._queue:
-            buffers.append(data)
-            if len(buffers) == _BUFFERS_PER_WRITE:
-                break
+    def _send_head(self) -> int:
+        first: bytes | memoryview = self._queue[0][0]
         if self._begun:
-            buffers[0] = memoryview(buffers[0])[self._begun :]
-        return buffers
+            first = memoryview(first)[self._begun :]
+        if len(self._queue) == 1:
+            return self._sock.send(first)
+        rest = (data for data, _ in itertools.islice(self._queue, 1, _BUFFERS_PER_WRITE))
+        return self._sock.sendmsg([first, *rest])
 
     def _written(self, sent: int) -> None:
         self._queued_bytes -= sent
