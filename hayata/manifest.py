@@ -57,6 +57,8 @@ def _node(agent: Agent, node: Node) -> m.NodeManifest:
         max_tasks=node.max_tasks,
         shutdown_s=node.shutdown,
         probe_attempts=node.interrupted.max_attempts if isinstance(node.interrupted, Probe) else 0,
+        memory_limit_bytes=node.memory_limit,
+        cpu_limit_s=node.cpu_limit,
     )
 
 

@@ -69,7 +69,8 @@ class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
 
     ``concurrency`` is the most tasks at once; a sync node has that many edge workers, an async node one.
     ``rerun_attempts``: n is ``interrupted=Rerun(max_attempts=n)``; ``probe_attempts``: n is
-    ``Probe(fn, max_attempts=n)``; with both 0 it is ``"uncertain"``.
+    ``Probe(fn, max_attempts=n)``; with both 0 it is ``"uncertain"``. The limits are those that the node's worker
+    holds its edges to.
     """
 
     name: str
@@ -82,6 +83,8 @@ class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     max_tasks: int
     shutdown_s: float
     probe_attempts: int = 0
+    memory_limit_bytes: int | None = None
+    cpu_limit_s: float | None = None
 
 
 class SupervisionManifest(msgspec.Struct, frozen=True, array_like=True):

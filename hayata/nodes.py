@@ -17,7 +17,7 @@ from hayata.callables import (
     takes_context,
 )
 from hayata.field_types import FieldType
-from hayata.problems import Count, Fields, Name, Pause, Problems, Seconds, reserved
+from hayata.problems import Count, Fields, MemoryBytes, Name, OpenFiles, Pause, Problems, Seconds, reserved
 from hayata.supervision import Probe, Rerun, Retry
 
 NodeFunction: TypeAlias = Callable[..., Any]
@@ -42,8 +42,16 @@ class Node:
         interrupted: For bodies that were cut off: ``"uncertain"``, never run again by itself; `Rerun`; or
             `Probe`.
         isolation: ``"warm"``: an edge worker runs task after task; ``"fresh"``: each task has a new process.
-        max_tasks: After this many tasks an edge worker is replaced.
-        memory_limit: Bytes of address space of an edge worker; beyond it allocations fail.
+        max_tasks: After this many tasks an edge worker is replaced; up to a tenth earlier, at random, so that
+            not all of them are at once.
+        memory_limit: Bytes of memory of an edge worker and of all that its tasks have started; beyond it they are
+            killed, and the task is cut off with ``edge_crashed``, reason ``memory_limit`` (coroutines: all that
+            run there). By default, in a container, what its limit leaves; elsewhere none.
+        address_space_limit: Bytes of address space of an edge worker; beyond it allocations fail
+            (``MemoryError``, or whatever a native library makes of it). Usually much more than the memory.
+        cpu_limit: CPU seconds of one task and of all that it has started; beyond it they are killed, and the task
+            is cut off with ``edge_crashed``, reason ``cpu_limit``. Not for coroutines.
+        open_files: Most open files of an edge worker; beyond it opening fails with ``EMFILE``.
         restart: ``"permanent"``: the node's worker is always restarted.
         shutdown: Seconds that edge workers have to end when the node stops.
         lifespan: Instead of the agent's.
@@ -71,6 +79,9 @@ class Node:
         isolation: Literal["warm", "fresh"] = "warm",
         max_tasks: int = 1000,
         memory_limit: int | None = None,
+        address_space_limit: int | None = None,
+        cpu_limit: float | None = None,
+        open_files: int | None = None,
         restart: Literal["permanent"] = "permanent",
         shutdown: float = 5.0,
         lifespan: Lifespan | None = None,
@@ -91,6 +102,9 @@ class Node:
         self.isolation = isolation
         self.max_tasks = max_tasks
         self.memory_limit = memory_limit
+        self.address_space_limit = address_space_limit
+        self.cpu_limit = cpu_limit
+        self.open_files = open_files
         self.restart = restart
         self.shutdown = shutdown
         self.lifespan = lifespan
@@ -113,6 +127,8 @@ class Node:
                 problems.add("name", reason)
         if self.is_async and self.isolation == "fresh":
             problems.add("isolation", "a coroutine node shares its process: 'fresh' is for functions")
+        if self.is_async and self.cpu_limit is not None:
+            problems.add("cpu_limit", "coroutines share a process: nobody can tell which of them used the CPU")
         if isinstance(self.interrupted, Probe) and self.interrupted.is_async and not self.is_async:
             problems.add("interrupted", "a coroutine function probes a coroutine node only: nothing awaits it here")
         problem = lifespan_problem(self.lifespan)
@@ -134,7 +150,10 @@ class _NodeFields(Fields):
     interrupted: Literal["uncertain"] | InstanceOf[Rerun] | InstanceOf[Probe]
     isolation: Literal["warm", "fresh"]
     max_tasks: Count
-    memory_limit: Count | None
+    memory_limit: MemoryBytes | None
+    address_space_limit: MemoryBytes | None
+    cpu_limit: Seconds | None
+    open_files: OpenFiles | None
     restart: Literal["permanent"]
     shutdown: Pause
 
@@ -156,6 +175,9 @@ def node(
     isolation: Literal["warm", "fresh"] = "warm",
     max_tasks: int = 1000,
     memory_limit: int | None = None,
+    address_space_limit: int | None = None,
+    cpu_limit: float | None = None,
+    open_files: int | None = None,
     restart: Literal["permanent"] = "permanent",
     shutdown: float = 5.0,
     lifespan: Lifespan | None = None,

@@ -16,6 +16,10 @@ RESERVED_PREFIX = "hayata"
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Pause = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
+MemoryBytes = Annotated[int, Field(strict=True, ge=16 * 2**20)]
+"""The worker itself needs almost that much; and who writes 512 means MiB."""
+OpenFiles = Annotated[int, Field(strict=True, ge=32)]
+"""The worker itself needs a dozen."""
 Amount = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 

@@ -39,6 +39,7 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor import failpoints, worker_logging
+from hayata_supervisor.core.limits import tasks_of_edge
 from hayata_supervisor.edge_surroundings import Surroundings
 from hayata_supervisor.process import clock, prologue
 from hayata_supervisor.process.blocking import BlockingStream
@@ -67,9 +68,9 @@ class EdgeJob(NamedTuple):
 
 def run(job: EdgeJob, edge: str, sock: socket.socket) -> None:
     """Run tasks until told to stop or the node is gone."""
-    limit = job.agent.nodes[job.node.name].memory_limit
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    node = job.agent.nodes[job.node.name]
+    _limit(resource.RLIMIT_AS, node.address_space_limit)
+    _limit(resource.RLIMIT_NOFILE, node.open_files)
     if job.node.is_async:
         from hayata_supervisor import edge_async  # loaded by the forkserver, if the app has coroutine nodes
 
@@ -78,11 +79,21 @@ def run(job: EdgeJob, edge: str, sock: socket.socket) -> None:
         SyncEdge(job, edge, BlockingStream(sock, job.cap_bytes)).run()
 
 
+def _limit(kind: int, most: int | None) -> None:
+    """Have the kernel refuse more: the body itself gets the error, and so do the programs that it starts."""
+    if most is None:
+        return
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)  # what is forbidden to us can't be allowed to them
+    resource.setrlimit(kind, (most, most))
+
+
 def task_limit(node: NodeManifest) -> int:
-    """How many tasks one edge runs. Spread, or edges started together would all end together."""
+    """How many tasks one edge runs."""
     if node.fresh:
         return 1
-    return max(1, node.max_tasks - int.from_bytes(os.urandom(4), "big") % (node.max_tasks // 10 + 1))
+    return tasks_of_edge(node.max_tasks, int.from_bytes(os.urandom(4), "big"))
 
 
 def spent(node: NodeManifest, done: int) -> str:

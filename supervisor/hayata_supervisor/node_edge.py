@@ -288,6 +288,7 @@ def spawn(setting: EdgeSetting, edge: str) -> Edge:
                 stderr=err_end,
                 keep=[theirs.fileno()],
                 new_session=True,
+                expendable=True,
             ),
             lambda: edge_worker.run(setting.job, edge, theirs),
         )

@@ -28,9 +28,10 @@ class Task:
         edge: Who has it.
         due: Monotonic seconds of its deadline.
         verdict: Why it is being cut off, once it is.
+        cpu_before_s: CPU seconds that its edge had used when it was handed over, if they are counted.
     """
 
-    __slots__ = ("body", "due", "edge", "execution_id", "timeout_s", "verdict")
+    __slots__ = ("body", "cpu_before_s", "due", "edge", "execution_id", "timeout_s", "verdict")
 
     def __init__(self, execution_id: str, timeout_s: float | None, body: bytes) -> None:
         self.execution_id = execution_id
@@ -39,6 +40,7 @@ class Task:
         self.edge: Edge | None = None
         self.due: float | None = None
         self.verdict: ErrorInfo | None = None
+        self.cpu_before_s: float | None = None
 
 
 def interruption(code: str, message: str, reason: str, *, hint: str = "", **details: Any) -> ErrorInfo:

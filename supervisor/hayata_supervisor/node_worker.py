@@ -25,6 +25,7 @@ from hayata.messages import (
     EdgeStartFailed,
     ErrorInfo,
     KillTask,
+    NodeManifest,
     Output,
     StopWorker,
     TaskInterrupted,
@@ -32,11 +33,13 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor import worker_logging
+from hayata_supervisor.core.limits import container_default
 from hayata_supervisor.edge_worker import EdgeJob
 from hayata_supervisor.node_edge import Edge, EdgeSetting, PartialHead, StoppedHead, SubstepHead, TaskHead
 from hayata_supervisor.node_fleet import Fleet
+from hayata_supervisor.node_limits import Limits, MemoryLimit
 from hayata_supervisor.node_tasks import Deadlines, Death, Task, edge_lost, never_ran, timed_out, told_to_end
-from hayata_supervisor.process import clock
+from hayata_supervisor.process import cgroup, clock
 from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.descriptors import PacketSender, own
 from hayata_supervisor.process.output import StreamName
@@ -105,6 +108,7 @@ class NodeWorker:
         self._tasks: dict[str, Task] = {}
         self._queue: deque[Task] = deque()
         self._deadlines = Deadlines(reactor, self._tasks, self._overdue)
+        self._limits = Limits(reactor, job.node, memory_limit(job.node), lambda: self._fleet.edges, self)
         self._gone = False
         self.strays = 0
 
@@ -174,6 +178,8 @@ class NodeWorker:
             task.edge = edge
             task.body = None
             edge.tasks[task.execution_id] = task
+            if self._limits.active:
+                self._limits.began(task, edge)
             edge.channel.send(body, task)
             if task.timeout_s is not None:
                 self._deadlines.start(task, clock.monotonic())
@@ -267,6 +273,18 @@ class NodeWorker:
             told = f"hayata: dropped a frame of edge {edge.id} about {head.execution_id}, which it does not run"
             print(told, file=sys.stderr)
 
+    def edge_over(self, edge: Edge, why: str, verdict: ErrorInfo) -> None:
+        """It uses more than it may. Nobody can tell which of several coroutines does: all of them are cut off."""
+        if not edge.tasks:
+            self._fleet.withdraw(edge)
+            edge.retire(why)
+            self._reactor.call_later(0, self._grow)
+            return
+        for task in edge.tasks.values():
+            task.due = None
+            task.verdict = task.verdict or verdict
+        edge.kill(why)
+
     def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int) -> bool:
         """User code wrote lines; False while the supervisor does not read fast enough."""
         if self._channel.queued_bytes > _CONGESTED_BYTES:
@@ -296,6 +314,18 @@ class NodeWorker:
             self._channel.send(encode(EdgeStartFailed(edge.id, edge.start_error or error)))
         self._fleet.remove(edge)
         self._hand_over()
+
+
+def memory_limit(node: NodeManifest) -> MemoryLimit | None:
+    """The node's own limit, or what its container implies."""
+    if node.memory_limit_bytes is not None:
+        return MemoryLimit(node.memory_limit_bytes, of_container=False)
+    group = cgroup.memory_group()
+    if group is None:
+        return None
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = container_default(group.limit_bytes, machine_bytes, group.used_bytes)
+    return None if limit is None else MemoryLimit(limit, of_container=True)
 
 
 def _reason(edge: Edge) -> str:

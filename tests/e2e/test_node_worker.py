@@ -314,15 +314,6 @@ def test_node_ends_with_the_supervisors_stream(supervisor: Supervisor):
     assert not Path(f"/proc/{edge}").exists()
 
 
-def test_memory_limit_is_set_in_the_edge(supervisor: Supervisor):
-    node = supervisor.node("small")
-    node.call("a", {"do": "echo", "value": 1})
-    limits = Path(f"/proc/{node.edge().pid}/limits").read_text()
-    line = next(line for line in limits.splitlines() if line.startswith("Max address space"))
-    assert line.split()[3:5] == [str(4 * 1024**3)] * 2
-    assert os.getpid() != node.edge().pid
-
-
 def test_idle_edge_costs_little_memory_of_its_own(supervisor: Supervisor):
     node = supervisor.node("trivial")
     for number in range(50):

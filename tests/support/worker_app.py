@@ -393,7 +393,6 @@ workshop = Agent(
         Node(act, name="with_pool", concurrency=1, lifespan=pool),
         Node(act, name="broken", concurrency=1, lifespan=broken_deps),
         Node(act, name="deadly", concurrency=1, lifespan=deadly_deps),
-        Node(act, name="small", concurrency=1, memory_limit=4 * 1024**3),
         Node(act_async, name="many", concurrency=8),
         Node(act_async, name="many_with_deps", concurrency=8, lifespan=async_deps),
         Node(act_async, name="many_limited", concurrency=4, max_tasks=3),

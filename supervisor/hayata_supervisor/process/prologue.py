@@ -27,6 +27,11 @@ EXIT_FAILED = 1
 EXIT_BROKEN = 70  # EX_SOFTWARE: something that can't be told to anybody
 EXIT_ORPHANED = 75  # EX_TEMPFAIL: the parent was gone before we began
 
+_EXPENDABLE = 300
+"""What is added to ``oom_score_adj``, of -1000 to 1000. It weighs as much as three tenths of all memory: more
+than guard, supervisor and node have together. Not all of it: a tiny edge must not go before whoever really
+has taken the machine's memory."""
+
 _ADOPTION_DEADLINE_S = 5.0
 _ADOPTION_STEP_S = 20e-6
 
@@ -93,6 +98,7 @@ def begin(
     keep: Collection[int],
     middle: int | None = None,
     new_session: bool = False,
+    expendable: bool = False,
 ) -> None:
     """Turn a fresh fork into a worker. It exits at once if its parent is gone.
 
@@ -105,6 +111,8 @@ def begin(
         middle: Pid of the process that forked us, when that is not ``parent``: it exits, and ``parent``
             adopts us.
         new_session: Edges lead a session of their own, so that their process group can be killed as one.
+        expendable: When memory runs out, the kernel shall take this process, or what it has started, before
+            those above it.
     """
     failpoints.hit(".before_begin")
     reset_signals()
@@ -112,6 +120,8 @@ def begin(
     _bind_to(parent, middle)
     if new_session:
         os.setsid()
+    if expendable:
+        _be_expendable()
     prctl.become_subreaper()
     close_owned({*keep, stdout, stderr})
     _redirect(stdout, stderr)
@@ -147,6 +157,15 @@ def _bind_to(parent: int, middle: int | None) -> None:
     prctl.die_with_parent()
     if os.getppid() != parent:
         os._exit(EXIT_ORPHANED)
+
+
+def _be_expendable() -> None:
+    """A process may always raise its own score. Children inherit it."""
+    # Some sandboxes have no such file, or a read-only /proc: then the kernel chooses as it likes.
+    with suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
+        now = int(file.read())
+        file.seek(0)
+        file.write(str(min(1000, now + _EXPENDABLE)))
 
 
 def _redirect(stdout: int, stderr: int) -> None:
