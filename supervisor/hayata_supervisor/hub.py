@@ -119,8 +119,9 @@ class Hub:
         self._wake(invocation)
 
     def rests(self, invocation: bytes) -> None:
-        """An invocation that rested already when it was adopted."""
+        """Tell that an invocation rested already when it was adopted: a client may follow it since before that."""
         self._resting.add(invocation)
+        self._wake(invocation)
 
     def _add(self, invocation: bytes, events: list[EventInfo]) -> None:
         tail = self._tails.get(invocation)

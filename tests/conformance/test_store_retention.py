@@ -78,6 +78,7 @@ def test_removed_invocation_is_gone_with_all_that_was_of_it(store):
 
 
 def test_name_and_key_of_a_removed_invocation_begin_a_fresh_one_d12(store):
+    """D12, dbos 769: an interrupted cleanup, and an id that is used again."""
     ended(store, A, "one", 10.0, key="k")
     store.remove([key(store, "one")], 200)
     stored(store, first(B, "one", b"fresh", key="k"))

@@ -289,6 +289,7 @@ def connections(daemon: Daemon) -> int:
 
 
 def test_run_that_was_acknowledged_exists_whatever_dies_next_d2(daemon: Daemon):
+    """D2, langgraph 8764: a run that was accepted outlives a crash right after its acknowledgement."""
     acknowledged = []
     for kill in ("supervisor", "all", "supervisor"):
         tree = daemon.tree()
@@ -458,7 +459,7 @@ class Customer:
 
 
 def test_supervisor_killed_at_random_moments_repeats_nothing_d1(site: Site, threads: ThreadPoolExecutor):
-    """D1, D3, D4: fifteen kills under load; then the ledger is compared with what the product says."""
+    """D1, langgraph 8039: fifteen kills under load; then the ledger is compared with what the product says."""
     dice = random.Random(7)
     daemon = site.daemon(agents="short", limits={"deaths": 100, "backoff": 0.01, "max_backoff": 0.01}).start()
     stop = threading.Event()

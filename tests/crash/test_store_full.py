@@ -19,6 +19,7 @@ MOUNT = 'mount -t tmpfs -o size=6m tmpfs "$0" && head -c 1000000 /dev/zero > "$0
 
 
 def test_limit_on_file_size_is_store_full_and_ends_with_it_s5(tmp_path):
+    """S5, py-lmdb 161: a full disk."""
     said = run("full", tmp_path, 3 << 19)
     assert said[:3] == ["error store_full from Error"] * 3  # a short write, which LMDB calls EIO
     assert said[3] == "error store_full"
@@ -28,6 +29,7 @@ def test_limit_on_file_size_is_store_full_and_ends_with_it_s5(tmp_path):
 
 
 def test_full_disk_is_store_full_and_ends_when_there_is_room_s5(tmp_path):
+    """S5, py-lmdb 161: a full disk."""
     before = ["unshare", "-m", "sh", "-c", MOUNT, str(tmp_path)]
     if subprocess.run([*before, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("may not mount a small file system")

@@ -60,6 +60,7 @@ def reads(store: LmdbStore, invocation: bytes) -> list[Callable[[], object]]:
 
 
 def test_twenty_growths_in_a_row_under_load_lose_nothing_s3(tmp_path, monkeypatch):
+    """S3, py-lmdb 379, 475: twenty map growths in a row under load."""
     store = open_store(tmp_path, map_size_bytes=1 << 17, ballast_bytes=0)
     sizes = [store._env.info()["map_size"]]
     resize = store._env.set_mapsize
@@ -105,6 +106,7 @@ def test_growth_doubles_the_map_until_the_batch_fits(tmp_path):
 
 
 def test_close_with_a_waiting_writer_and_readers_does_not_hang_s2(tmp_path):
+    """S2, py-lmdb 495, 465, 471: abort, close and resize beside a waiting writer."""
     for turn in range(8):
         store = open_store(tmp_path / str(turn), map_size_bytes=1 << 17, ballast_bytes=0)
         one = new_id(1)
@@ -131,7 +133,7 @@ def test_close_with_a_waiting_writer_and_readers_does_not_hang_s2(tmp_path):
 
 @pytest.mark.parametrize("ending", ["abort", "commit"])
 def test_write_transaction_ends_beside_a_waiting_writer_s2(tmp_path, ending):
-    """The binding itself: 2.3.0 hung in `abort` here."""
+    """S2, py-lmdb 495, 465, 471: the binding itself; 2.3.0 hung in `abort` here."""
     env = lmdb.open(str(tmp_path), lib_version=0, map_size=1 << 20, max_spare_txns=0)
     waiting = threading.Event()
     got: list[str] = []
@@ -154,6 +156,7 @@ def test_write_transaction_ends_beside_a_waiting_writer_s2(tmp_path, ending):
 
 
 def test_values_of_2_to_100_kb_overwritten_many_times_stay_whole_and_in_place_s4(tmp_path):
+    """S4, py-lmdb 431: values of 2 to 100 KB, overwritten many times."""
     store = open_store(tmp_path, ballast_bytes=0)
     chance = random.Random(4)
     ids = [new_id(index + 1) for index in range(6)]

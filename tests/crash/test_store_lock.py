@@ -108,4 +108,5 @@ def _descriptors_into(directory) -> list[int]:
 
 
 def test_fork_after_a_read_leaves_the_parent_whole_and_the_child_refused_s1(tmp_path):
+    """S1, py-lmdb 346, 363: a fork after a read."""
     assert run("fork", tmp_path) == ["refused"] * 6 + ["parent 2"]

@@ -132,6 +132,7 @@ def test_directory_that_may_not_be_written_is_permission_denied(tmp_path):
 
 
 def test_leftovers_of_a_creation_cut_off_by_a_power_cut_are_made_anew_s6(tmp_path):
+    """S6, etcd 16596: a crash while the store is created."""
     for index, content in enumerate((None, b"", bytes(8192), os.urandom(8192))):
         data_dir = tmp_path / str(index)
         new = data_dir / "store.new"

@@ -66,6 +66,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("point", ["store.before_remove", "store.after_remove"])
 def test_killed_at_every_removal_an_id_that_is_used_again_begins_a_fresh_run_d12(made, tmp_path, monkeypatch, point):
+    """D12, dbos 769: an interrupted cleanup, and an id that is used again."""
     kills = []
     for nth in range(1, 20):
         data_dir = shutil.copytree(made, tmp_path / str(nth))
@@ -110,6 +111,7 @@ def test_open_invocation_that_is_in_gc_by_damage_is_not_removed(made, tmp_path):
 def test_daemon_started_on_a_half_pruned_store_runs_the_same_id_afresh_and_ends_the_removal_d12(
     site: Site, monkeypatch
 ):
+    """D12, dbos 769: an interrupted cleanup, and an id that is used again."""
     daemon = site.daemon(agents="short").start()
     names = [f"n{index}" for index in range(25)]
     for name in names:
@@ -155,6 +157,7 @@ def test_supervisor_killed_in_the_middle_of_a_prune_loses_nothing_that_stays(sit
 
 
 def test_pruned_space_is_used_again_d8(tmp_path):
+    """D8, langgraph 8531: what was pruned makes room."""
     data_dir = tmp_path / "data"
     store = opened(data_dir)
     sizes = []

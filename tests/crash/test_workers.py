@@ -171,6 +171,7 @@ def test_attempt_after_a_timeout_begins_when_the_old_one_is_dead_p18(supervisor:
 
 
 def test_loop_without_end_is_killed_at_its_deadline_d10(supervisor: Supervisor):
+    """D10, langgraph 8842: a timeout works for sync code."""
     node = supervisor.node("single")
     node.call("warm", {"do": "facts"})
     begun = time.monotonic()

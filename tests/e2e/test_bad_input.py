@@ -179,6 +179,7 @@ PLACES = {
 def test_value_that_cannot_be_stored_is_refused_with_its_path_d9(
     daemon: Daemon, place: str, value: str, below: str, said: str
 ):
+    """D9, langgraph 8673: ints above 64 bits, fractions, complex: a typed error with the path."""
     agent, path = PLACES[place]
     error = run_failed(daemon, agent, {"value": value, "as": place}, stream=True)
     assert error.code == "unserializable_value"
@@ -188,6 +189,7 @@ def test_value_that_cannot_be_stored_is_refused_with_its_path_d9(
 
 
 def test_value_that_just_fits_is_kept_d9(daemon: Daemon):
+    """D9, langgraph 8673: ints above 64 bits, fractions, complex: a typed error with the path."""
     result = daemon.client.call("value", {"value": "fine", "as": "update"}, timeout=WAIT_S)
     assert result == {"fine": 1, "here": [2**64 - 1]}
 
@@ -200,6 +202,7 @@ def test_chunk_that_is_no_mapping_is_refused(daemon: Daemon, chunk: object):
 
 @pytest.mark.parametrize("agent", ["raise", "raise_async"])
 def test_exception_that_cannot_be_rebuilt_arrives_as_data_p12_d13(daemon: Daemon, agent: str):
+    """P12, cpython 103061; D13, dbos 371: exceptions with required keyword arguments."""
     error = run_failed(daemon, agent, 12)
     assert error.code == "node_exception"
     assert error.details["type"] == "Picky"

@@ -35,6 +35,7 @@ def quick_dir() -> Iterator[Path]:
 
 
 def test_a_thousand_appends_of_a_kilobyte_grow_the_file_linearly_d7(quick_dir: Path) -> None:
+    """D7, langgraph 7843: the store does not keep the full state of each step."""
     data = quick_dir / "store" / "data.mdb"
     sizes: list[int] = []
 
@@ -63,6 +64,7 @@ def test_a_thousand_appends_of_a_kilobyte_grow_the_file_linearly_d7(quick_dir: P
 
 
 def test_ten_thousand_steps_cost_the_same_at_the_end_as_at_the_beginning_d14(quick_dir: Path) -> None:
+    """D14, temporal limits: the history of an invocation may be long."""
     used: list[float] = []
 
     def count(state: Any) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_step_past_max_steps_is_not_scheduled(daemon: Daemon, agent: str, schedu
 
 @pytest.mark.parametrize(("agent", "grace_s"), [("spin", 0.0), ("spin_async", 1.0)])
 def test_loop_without_end_is_killed_at_its_deadline_d10(daemon: Daemon, agent: str, grace_s: float):
-    """The body itself says how long it has lived: it writes down the time for as long as it can."""
+    """D10, langgraph 8842: the body itself says how long it has lived: it writes down the time while it can."""
     invocation = daemon.client.run(agent)
     error = failed(invocation)
     assert (error.code, error.details["interrupted"]) == ("execution_timeout", True)

@@ -223,6 +223,7 @@ BAD_NAMES = ["", "x" * 129, "a b", "-x", "~x", "a\n", "a/\0", "ü", "../x"]
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
 def test_names_that_cannot_be_are_refused_everywhere_d11(daemon: Daemon, name: str):
+    """D11, dbos 759: an empty id would be executed for a month; recovering twice does nothing twice."""
     client = daemon.client
     calls: list[Callable[[], object]] = [
         lambda: client.run(name),
@@ -244,6 +245,7 @@ def test_names_that_cannot_be_are_refused_everywhere_d11(daemon: Daemon, name: s
 
 
 def test_longest_names_are_taken_d11(daemon: Daemon):
+    """D11, dbos 759: an empty id would be executed for a month; recovering twice does nothing twice."""
     for name in ("x" * 128, "a", "_", "0", "A_b.c:d@e/f+g=h~i-j"):
         names = {"session": name, "key": name, "invocation_id": name}
         invocation = daemon.client.run("work", 1, **names)
@@ -256,6 +258,7 @@ def test_longest_names_are_taken_d11(daemon: Daemon):
 
 
 def test_branches_that_finish_together_all_count_in_their_order_d4(daemon: Daemon):
+    """D4, langgraph 8115: 32 branches finish together: 32 results."""
     order = [f"branch-{number}" for number in range(32)]
     random.Random(4).shuffle(order)
     given = {"order": order, "gate": "together"}

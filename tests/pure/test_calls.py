@@ -482,6 +482,7 @@ def raiser(error: BaseException, *, is_async: bool) -> Any:
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("error", EXCEPTIONS, ids=lambda error: type(error).__name__)
 def test_p12_d13_any_exception_class_arrives_as_type_message_and_traceback(error, is_async):
+    """P12, cpython 103061; D13, dbos 371."""
     outcome = call(raiser(error, is_async=is_async))
     assert isinstance(outcome, m.TaskFailed)
     assert outcome.error.code == "node_exception"

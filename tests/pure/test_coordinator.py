@@ -600,6 +600,7 @@ def test_invocation_with_one_of_two_uncertain_tasks_settled_rests_on():
 
 
 def test_failure_that_was_handled_is_not_raised_again_after_a_restart_d5():
+    """D5, langgraph 8277: a failure that was handled is not raised again on resume."""
     shell = started(node("a"), node("b"), node("c", rerun=3), on_failure="policy")
     shell.decide(["a", "b"])
     shell.save()
@@ -621,6 +622,7 @@ def test_failure_that_was_handled_is_not_raised_again_after_a_restart_d5():
 
 
 def test_recovering_twice_does_nothing_twice_d11():
+    """D11, dbos 759: an empty id would be executed for a month; recovering twice does nothing twice."""
     shell = started(resume="manual")
     shell.decide("a")
     shell.save()

@@ -10,7 +10,7 @@ from hayata.messages import Answer, Done, ErrorInfo, EventBatch, EventInfo, Refu
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.effects import Publish
 from hayata_supervisor.core.invocation import Invocation, events_of
-from hayata_supervisor.hub import Follower, Hub
+from hayata_supervisor.hub import Follower, Hub, Until
 
 ID = bytes(16)
 
@@ -60,9 +60,9 @@ class Rig:
         self.ended = isinstance(facts[-1], f.Finished)
         self.hub.publish(Publish(self.invocation, record))
 
-    def follow(self, after: int = 0) -> Reader:
+    def follow(self, after: int = 0, until: Until = "terminal") -> Reader:
         reader = Reader()
-        self.hub.follow(Follower(ID, reader, after, "terminal"))
+        self.hub.follow(Follower(ID, reader, after, until))
         return reader
 
     def leave(self, reader: Reader) -> None:
@@ -122,3 +122,15 @@ def test_follower_whose_events_cannot_be_read_is_told():
     rig.unreadable = False
     rig.publish(MARKED)
     assert reader.told == []
+
+
+def test_follower_from_before_the_apps_were_loaded_is_told_that_an_invocation_rests():
+    """Found by the failpoint matrix: after two restarts in a row nobody woke it."""
+    rig = Rig()
+    rig.journal = events_of(ID, f.Record(1.0, 1, 0, [STARTED, MARKED]), None)
+    reader = rig.follow(until="settled")
+    patient = rig.follow()
+    assert not reader.done
+    rig.hub.rests(ID)
+    assert reader.numbers == ALL[:2]
+    assert (reader.done, patient.done) == (True, False)

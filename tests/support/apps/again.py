@@ -12,7 +12,7 @@ import time
 
 from crash import HOME, body, note, once, wait_for_gate, wanted
 
-from hayata import NOT_DONE, UNKNOWN, Agent, Backoff, Node, Probe, Rerun, Retry
+from hayata import NOT_DONE, UNKNOWN, Agent, Backoff, Finish, Next, Node, Probe, Rerun, Retry
 
 # A payment: what happened is known outside, under the idempotency key.
 
@@ -117,11 +117,62 @@ def fail(state, ctx):
     return {"attempt": ctx.attempt}
 
 
+def long(state, ctx):
+    with body(ctx) as result:
+        wait_for_gate("long")
+        result["attempt"] = ctx.attempt
+    return result
+
+
 def die(state, ctx):
     with body(ctx):
         if gate := wanted(ctx, "gate"):
             wait_for_gate(gate)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Effects before an approval, and a failure that the policy handles.
+
+
+def charge(ctx):
+    note("charged", invocation=ctx.invocation_id, attempt=ctx.attempt, key=ctx.idempotency_key)
+    return ctx.attempt
+
+
+def approve(state, ctx):
+    with body(ctx) as result:
+        result["charged_by"] = ctx.step(charge, ctx)
+        note("asked", invocation=ctx.invocation_id, attempt=ctx.attempt)
+        wait_for_gate(f"approved-{ctx.attempt}")
+        result["approved"] = ctx.attempt
+    return result
+
+
+def left(state, ctx):
+    with body(ctx):
+        raise ConnectionError("no left")
+
+
+def right(state, ctx):
+    with body(ctx) as result:
+        result["right"] = ctx.attempt
+    return result
+
+
+def mend(state, ctx):
+    with body(ctx) as result:
+        if ctx.attempt == 1:
+            wait_for_gate("never")
+        result["mended"] = ctx.input
+    return result
+
+
+def mending(context):
+    """Handle the failure of a branch, and write down that this was decided."""
+    if context.failure is not None:
+        note("handled", invocation=context.invocation_id, code=context.failure.code, step=context.step)
+        return Next("mend", context.failure.message)
+    return Next(["left", "right"]) if context.last is None else Finish(context.state)
 
 
 PAUSE_S = 6.0
@@ -138,6 +189,14 @@ agents = [
     ),
     Agent(id="failing_fast", nodes=[Node(fail, retry=Retry(3, backoff=0.0))], decision_policy=once("fail")),
     Agent(id="dying", nodes=[Node(die, interrupted=Rerun(max_attempts=3))], decision_policy=once("die")),
+    Agent(id="approval", nodes=[Node(approve)], decision_policy=once("approve")),
+    Agent(
+        id="mending",
+        nodes=[left, right, Node(mend, interrupted=Rerun(max_attempts=2))],
+        decision_policy=mending,
+        on_failure="policy",
+    ),
+    Agent(id="long", nodes=[Node(long, interrupted=Rerun(max_attempts=9))], decision_policy=once("long")),
     paying("pay"),
     paying("pay_in_time", execution_timeout=0.5),
     Agent(
