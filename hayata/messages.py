@@ -437,7 +437,9 @@ FromEdge: TypeAlias = (
 
 
 class Beat(_Wire, frozen=True, tag="beat"):
-    """S's loop turns."""
+    """S's loop turns. ``status`` says in one line what it does."""
+
+    status: str = ""
 
 
 class Serving(_Wire, frozen=True, tag="serving"):
@@ -457,7 +459,13 @@ class StopRuntime(_Wire, frozen=True, tag="stop_runtime"):
     drain_s: float
 
 
-FromSupervisor: TypeAlias = Beat | Serving | Fatal | StopRuntime
+class Stopping(_Wire, frozen=True, tag="stopping"):
+    """S ends its workers, which may take ``grace_s`` seconds by their specs; infinite: as long as they like."""
+
+    grace_s: float
+
+
+FromSupervisor: TypeAlias = Beat | Serving | Fatal | StopRuntime | Stopping
 ToSupervisor: TypeAlias = StopRuntime
 FromGuard: TypeAlias = Serving | Fatal
 ToGuard: TypeAlias = StopRuntime

@@ -13,6 +13,7 @@ Source: s6-supervise (one small program for one supervised process, exit codes w
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ import msgspec
 from hayata import messages
 from hayata.errors import HayataError
 from hayata.memfd import read_memfd
-from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, StopRuntime
+from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, Stopping, StopRuntime
 from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.claim import Claim, claim
@@ -47,6 +48,7 @@ _EXIT_CODES = {
     "socket_in_use": EXIT_REFUSED,
     "permission_denied": EXIT_REFUSED,
 }
+_EXTENSION_S = 15.0  # how long the service manager waits for our next word while we start or stop
 _SIGNALS = ("SIGCHLD", "SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
@@ -76,7 +78,8 @@ class Guard:
         self._limits = limits or Limits()
         self._module = supervisor_module
         self._stderr = Stderr(launch.log_format, launch.log_level)
-        self._manager = ServiceManager()
+        embedded = launch.control_fd is not None or launch.parent_pid is not None
+        self._manager = ServiceManager(mute=embedded)
         self._reactor = Reactor()
         self._tally = DeathTally(self._limits)
         self._foreign: set[int] = set()  # children that we had before we were the guard
@@ -86,14 +89,18 @@ class Guard:
         self._served = False
         self._fatal: Fatal | None = None
         self._stop_signals = 0
-        self._kill_timer: Timer | None = None  # set: we are stopping
+        self._stop_due_s: float | None = None  # set: we are stopping, and kill what has not ended by then
+        self._hurried = False
+        self._kill_timer: Timer | None = None
         self._exit_code = 0
         self._embedder = Embedder(self._reactor, launch, self._stop)
 
     def run(self) -> int:
         """Run until the runtime has ended; return the exit code."""
         try:
-            if not self._kill_timer:
+            if self._stop_due_s is None:
+                self._manager.status("starting")
+                self._manager.extend(self._limits.orphan + 3 * self._limits.kill)
                 prctl.become_subreaper()
                 self._foreign = set(children_of(os.getpid()))
                 failpoints.hit("guard.before_claim")
@@ -101,9 +108,10 @@ class Guard:
                 failpoints.hit("guard.after_claim")
                 self._reactor.watch_read(self._inbox.fd, self._signalled)
                 self._signalled()
-            if not self._kill_timer:
+            if self._stop_due_s is None:
                 self._start_supervisor()
                 self._check_silence(clock.monotonic())
+                self._feed_watchdog()
                 self._reactor.run()
         except HayataError as error:
             details = msgspec.Raw(msgspec.msgpack.encode(error.details))
@@ -171,12 +179,14 @@ class Guard:
     def _supervisor_said(self, message: messages.FromSupervisor) -> None:
         match message:
             case Beat():
-                pass
+                self._manager.status(message.status)
             case Serving():
                 if not self._served:
                     self._served = True
                     self._manager.tell("READY=1")
                     self._embedder.tell(message)
+            case Stopping(grace_s=grace_s):
+                self._wait_for_workers(grace_s)
             case Fatal():
                 self._fatal = message
             case StopRuntime(drain_s=drain_s):
@@ -191,8 +201,24 @@ class Guard:
                 self._supervisor.forgive()  # stopped, frozen or starved: so were we, and it may be well
             elif not self._supervisor.killed and self._supervisor.is_silent():
                 self._supervisor.kill("silent")
+        if self._is_well and (not self._served or self._stop_due_s is not None):
+            self._manager.extend(_EXTENSION_S)
         due_s = clock.monotonic() + check_s
         self._reactor.call_at(due_s, lambda: self._check_silence(due_s))
+
+    @property
+    def _is_well(self) -> bool:
+        """Whether nothing is to be done about the supervisor; between two of them, whether we do it."""
+        supervisor = self._supervisor
+        return supervisor is None or not (supervisor.killed or supervisor.is_silent())
+
+    def _feed_watchdog(self) -> None:
+        """A guard that hangs does not come here; a supervisor that can't be killed is left to the manager, too."""
+        limit_s = self._manager.watchdog_s
+        if limit_s is not None:
+            if self._is_well:
+                self._manager.tell("WATCHDOG=1")
+            self._reactor.call_later(limit_s / 2, self._feed_watchdog)
 
     def _supervisor_died(self, end: Exit) -> None:
         dead = self._supervisor
@@ -207,7 +233,7 @@ class Guard:
             self._give_up(self._fatal)
         elif undying:
             self._give_up(_lost(f"processes {undying} of a dead supervisor were killed and do not die"))
-        elif self._kill_timer:
+        elif self._stop_due_s is not None:
             level = "info" if end.code == 0 else "warning"
             killed = {"killed": dead.killed} if dead.killed else {}
             self._stderr.log(level, "stopped", supervisor=str(end), **killed)
@@ -225,23 +251,41 @@ class Guard:
             self._give_up(_lost(f"the supervisor died {times}; at last it {reason}"))
             return
         self._stderr.log("warning", "supervisor lost", reason=reason, restart_in_s=wait_s)
-        self._reactor.call_later(wait_s, lambda: None if self._kill_timer else self._start_supervisor())
+        self._manager.status(f"restarting the supervisor, which {reason}")
+        self._reactor.call_later(wait_s, self._start_again)
+
+    def _start_again(self) -> None:
+        if self._stop_due_s is None:
+            self._start_supervisor()
 
     # the end
 
     def _stop(self, drain_s: float, why: str) -> None:
+        """Stop within the drain; one that was asked for before may only become shorter."""
         due_s = clock.monotonic() + drain_s + self._limits.stop_grace
-        if self._kill_timer:
-            if self._kill_timer.due <= due_s:
-                return
-            self._kill_timer.cancel()
-        self._kill_timer = self._reactor.call_at(due_s, self._stop_by_force)
+        if self._stop_due_s is not None and (self._stop_due_s <= due_s or self._hurried):
+            return
+        first, self._hurried = self._stop_due_s is None, drain_s == 0
+        self._kill_at(due_s)
         self._stderr.log("info", "stopping", why=why, drain_s=drain_s)
-        self._manager.tell("STOPPING=1")
+        if first:
+            self._manager.tell("STOPPING=1")
+            self._manager.extend(_EXTENSION_S)
         if self._supervisor:
             self._supervisor.send(StopRuntime(drain_s))
         else:
             self._reactor.stop()
+
+    def _wait_for_workers(self, grace_s: float) -> None:
+        """The supervisor says how long its workers may take by their own specs. Whoever is in a hurry does not care."""
+        if self._stop_due_s is not None and not self._hurried:
+            self._kill_at(max(self._stop_due_s, clock.monotonic() + grace_s + self._limits.stop_grace))
+
+    def _kill_at(self, due_s: float) -> None:
+        if self._kill_timer:
+            self._kill_timer.cancel()
+        self._stop_due_s = due_s
+        self._kill_timer = None if due_s == math.inf else self._reactor.call_at(due_s, self._stop_by_force)
 
     def _stop_by_force(self) -> None:
         if self._supervisor:

@@ -22,7 +22,18 @@ import msgspec
 import hayata
 from hayata.errors import HayataError
 from hayata.memfd import read_memfd
-from hayata.messages import Beat, ErrorInfo, Fatal, Launch, ProcessInfo, Serving, StopRuntime, ToSupervisor, decoder
+from hayata.messages import (
+    Beat,
+    ErrorInfo,
+    Fatal,
+    Launch,
+    ProcessInfo,
+    Serving,
+    Stopping,
+    StopRuntime,
+    ToSupervisor,
+    decoder,
+)
 from hayata_supervisor import failpoints
 from hayata_supervisor.admin import Admin
 from hayata_supervisor.engine import Engine
@@ -84,7 +95,7 @@ class Supervisor:
         self._apps_left = {*range(len(launch.apps))} if launch.value_fd is None else {VALUE_INDEX}
         self._app_errors: list[ErrorInfo] = []
         self._drain_deadline: float | None = None
-        self._drain_s = 0.0
+        self._hurried = False
         self._tree_stopping = False
         self._exit_code = 0
         failpoints.hit("supervisor.before_open")
@@ -145,8 +156,20 @@ class Supervisor:
     # ---- the guard -------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        self._guard.send(Beat())
+        self._guard.send(Beat(self._status()))
         self._reactor.call_later(_BEAT_S, self._beat)
+
+    def _status(self) -> str:
+        """For the service manager: a line that changes only when something has."""
+        agents = self._engine.agents.values()
+        running = sum(agent.coordinator.admission.running for agent in agents)
+        failed = sum(agent.status == "failed" for agent in agents)
+        doing = f"serving {_count(len(agents), 'agent')}"
+        if self._drain_deadline is not None:
+            doing = "stopping its workers" if self._tree_stopping else "draining"
+        elif self._apps_left:
+            doing = f"loading {_count(len(self._apps_left), 'app')}"
+        return doing + (f" ({failed} failed)" if failed else "") + f", {_count(running, 'invocation')} running"
 
     def _watch_guard(self) -> None:
         guard = os.getppid()
@@ -221,12 +244,15 @@ class Supervisor:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def _drain(self, drain_s: float) -> None:
+        """Drain, and end; or, when that is under way, do so within less time."""
         due = clock.monotonic() + drain_s
         if self._drain_deadline is not None:
             self._drain_deadline = min(self._drain_deadline, due)
-            self._drain_s = min(self._drain_s, drain_s)
+            if drain_s == 0 and self._tree_stopping:
+                self._tree.hurry()
+            self._hurried = self._hurried or drain_s == 0
             return
-        self._drain_deadline, self._drain_s = due, drain_s
+        self._drain_deadline, self._hurried = due, drain_s == 0
         self._engine.drain()
         self._log.info("draining", drain_s=drain_s)
         self._look_at_drain()
@@ -238,7 +264,9 @@ class Supervisor:
         elif not self._tree_stopping:
             self._tree_stopping = True
             # Without a drain, what runs isn't given its node's ``shutdown`` either: at once means at once.
-            self._tree.stop(self._engine.idle or self._drain_s > 0, self._tree_stopped)
+            gently = self._engine.idle or not self._hurried
+            self._guard.send(Stopping(self._tree.longest_grace_s if gently else 0.0))
+            self._tree.stop(gently, self._tree_stopped)
 
     def _tree_stopped(self) -> None:
         """Nothing runs any more; what is being written is written."""
@@ -246,6 +274,10 @@ class Supervisor:
             self._reactor.stop()
         else:
             self._reactor.call_later(_LOOK_S, self._tree_stopped)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _fitting(error: ErrorInfo) -> ErrorInfo:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -112,17 +111,50 @@ def test_signals_of_the_supervisor_are_as_in_a_fresh_process(rig):
     assert guard.wait(20) == 0
 
 
-def test_service_manager_hears_when_we_serve_and_stop(rig):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(f"{rig.home}/notify")
-        manager.settimeout(20)
-        guard = rig.start(environ={"NOTIFY_SOCKET": f"{rig.home}/notify"})
-        assert rig.hear("start")["notify"] is None
-        rig.command("serving")
-        assert manager.recv(100) == b"READY=1"
+def test_third_signal_and_those_after_it_are_harmless(rig):
+    guard = rig.start(rig.launch("serve stubborn", drain_timeout_s=600.0), limits={**QUICK, "stop_grace": 1.0})
+    rig.hear("start")
+    guard.send_signal(signal.SIGTERM)
+    assert rig.hear("stop")["drain_s"] == 600.0
+    guard.send_signal(signal.SIGINT)
+    assert rig.hear("stop")["drain_s"] == 0.0
+    for _ in range(5):
         guard.send_signal(signal.SIGTERM)
-        assert manager.recv(100) == b"STOPPING=1"
-        assert guard.wait(20) == 0
+    assert guard.wait(20) == 0
+    assert rig.heard_all() == []
+
+
+@pytest.mark.parametrize("grace_s", ["600", "inf"])
+def test_workers_that_may_take_longer_than_the_guards_own_grace_are_waited_for(rig, grace_s):
+    guard = rig.start(rig.launch(f"serve slow {grace_s} 1.5", drain_timeout_s=0.1), limits=QUICK)
+    rig.hear("start")
+    guard.send_signal(signal.SIGTERM)
+    rig.hear("stop")
+    assert guard.wait(20) == 0
+    assert "killed" not in stderr_of(guard)
+
+
+@pytest.mark.parametrize("grace_s", ["600", "inf"])
+def test_second_signal_does_not_wait_for_them(rig, grace_s):
+    guard = rig.start(rig.launch(f"serve slow {grace_s} 600", drain_timeout_s=0.1), limits=QUICK)
+    rig.hear("start")
+    guard.send_signal(signal.SIGTERM)
+    assert rig.hear("stop")["drain_s"] == 0.1
+    guard.send_signal(signal.SIGTERM)
+    assert rig.hear("stop")["drain_s"] == 0.0
+    assert guard.wait(20) == 0
+    assert "killed=did not stop" in stderr_of(guard)
+
+
+def test_supervisor_that_hangs_in_its_workers_grace_is_killed(rig):
+    """However long they may take: it must beat."""
+    limits = {**QUICK, "silence": 0.5}
+    guard = rig.start(rig.launch("serve slow inf 600", drain_timeout_s=0.1), limits=limits)
+    rig.hear("start")
+    rig.command("mute")
+    guard.send_signal(signal.SIGTERM)
+    assert guard.wait(20) == 0
+    assert "killed=silent" in stderr_of(guard)
 
 
 # embedded

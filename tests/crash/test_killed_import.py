@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tests.support.crash_site import Daemon, Site
 from tests.support.eventually import DEADLINE_S, eventually
+from tests.support.readiness import wait_ready
 
 APP = """
 import os
@@ -53,27 +53,26 @@ def kill_imports(site: Site, count: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def wait_ready(daemon: Daemon, killed: int) -> bytes:
-    """Start it, kill the first imports, and return what it tells the service manager."""
+def start(daemon: Daemon, killed: int) -> None:
+    """Start it, kill the first imports, and wait until it serves."""
     site = daemon.site
     address = f"{site.home}/ready"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
         ready.bind(address)
         daemon.launch(NOTIFY_SOCKET=address, KILLED_IMPORTS=str(killed))
         kill_imports(site, killed)
-        assert select.select([ready], [], [], DEADLINE_S)[0], site.log.read_text()
-        return ready.recv(4096)
+        assert wait_ready(ready, DEADLINE_S), site.log.read_text()
 
 
 def test_import_that_was_killed_at_the_first_start_is_tried_again(site: Site):
     daemon = app_daemon(site)
-    assert wait_ready(daemon, killed=2) == b"READY=1"
+    start(daemon, killed=2)
     assert daemon.client.call("hello", timeout=DEADLINE_S) == {"hello": "world"}
 
 
 def test_client_that_waits_for_a_restart_whose_import_is_killed_is_served(site: Site):
     daemon = app_daemon(site)
-    wait_ready(daemon, killed=1)
+    start(daemon, killed=1)
     (Path(site.home) / "imports").write_text("")  # the next import hangs again
     daemon.kill_supervisor()
     with ThreadPoolExecutor() as pool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.pure.test_docs import ROOT, blocks, example
+from tests.support.readiness import wait_ready
 
 DEADLINE_S = 60.0
 COMMANDS = {
@@ -63,8 +63,7 @@ def test_readme_quick_start_runs_in_two_terminals(folder):
         environ = environment(HAYATA_SOCKET=str(folder / "s"), NOTIFY_SOCKET=ready_path)
         daemon = subprocess.Popen([*COMMANDS[first[0]], *first[1:]], cwd=folder, env=environ, stdout=log, stderr=log)
         try:
-            told, _, _ = select.select([ready], [], [], DEADLINE_S)
-            assert told, (folder / "log").read_text()
+            assert wait_ready(ready, DEADLINE_S), (folder / "log").read_text()
             done = subprocess.run(
                 [*COMMANDS[second[0]], *second[1:]],
                 cwd=folder,

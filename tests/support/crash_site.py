@@ -26,6 +26,7 @@ from hayata import Client
 from hayata.client.records import Process
 from tests.support.eventually import DEADLINE_S, eventually
 from tests.support.ledger import Ledger
+from tests.support.readiness import wait_ready
 
 CRASH_APP = str(Path(__file__).with_name("apps") / "crash.py") + ":agents"
 _PATIENT = Path(__file__).with_name("patient_daemon.py")
@@ -104,9 +105,8 @@ class Daemon:
             ready.bind(address)
             pidfd = os.pidfd_open(self.launch(NOTIFY_SOCKET=address, **environ).pid)
             try:
-                told, _, _ = select.select([ready, pidfd], [], [], DEADLINE_S)
-                assert ready in told, f"the daemon did not get ready:\n{self.site.log.read_text()}"
-                assert ready.recv(4096) == b"READY=1"
+                told = wait_ready(ready, DEADLINE_S, pidfd)
+                assert told, f"the daemon did not get ready:\n{self.site.log.read_text()}"
             finally:
                 os.close(pidfd)
                 os.unlink(address)

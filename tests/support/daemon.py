@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.readiness import wait_ready
+
 ROOT = Path(__file__).parents[2]
 APP = "tests.support.client_app:agents"
 DEADLINE_S = 30.0
@@ -119,12 +121,8 @@ class Daemon:
     def _await_ready(self, ready: socket.socket, process: subprocess.Popen[bytes]) -> None:
         pidfd = os.pidfd_open(process.pid)
         try:
-            while True:
-                readable, _, _ = select.select([ready.fileno(), pidfd], [], [], DEADLINE_S)
-                if ready.fileno() not in readable:
-                    raise AssertionError(f"the daemon does not get ready:\n{self.log()}")
-                if b"READY=1" in ready.recv(4096):
-                    return
+            if not wait_ready(ready, DEADLINE_S, pidfd):
+                raise AssertionError(f"the daemon does not get ready:\n{self.log()}")
         finally:
             os.close(pidfd)
 

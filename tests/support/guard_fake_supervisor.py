@@ -1,22 +1,25 @@
 """Stands where the supervisor stands: says what it sees on the rig's socket, does what its clients ask.
 
 The launch's first app says how it behaves: words of ``serve`` (beat, take commands), ``mute`` (never beat),
-``stubborn`` (ignore a stop and the guard's death), ``exit N``, ``fatal CODE N``.
+``stubborn`` (ignore a stop and the guard's death), ``slow GRACE S`` (say at a stop that workers have GRACE seconds,
+and end after S), ``exit N``, ``fatal CODE N``.
 """
 
 import contextlib
 import fcntl
 import json
+import math
 import os
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 from hayata import messages
 from hayata.memfd import read_memfd
-from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, StopRuntime
+from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, Stopping, StopRuntime
 
 _FORKS_AND_LEAVES = """
 import os, sys, time
@@ -45,6 +48,8 @@ class FakeSupervisor:
         self.listener = socket.socket(fileno=int(_option("--listen-fd")))
         self.decode = messages.decoder(messages.ToSupervisor).decode
         self.selector = selectors.DefaultSelector()
+        self.status = ""
+        self.end_s = math.inf
         self.lock = open(os.path.join(self.launch.data_dir, "store.lock"), "w")  # noqa: SIM115  for life
         fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -62,7 +67,7 @@ class FakeSupervisor:
             session=os.getsid(0),
             argv=sys.argv[1:],
             cookie=os.environ.get("HAYATA_INSTANCE"),
-            notify=os.environ.get("NOTIFY_SOCKET"),
+            manager=sorted({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & os.environ.keys()),
             fds=sorted(int(fd) for fd in os.listdir("/proc/self/fd")),
             blocked=[int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
             value=read_memfd(self.launch.value_fd).decode() if self.launch.value_fd is not None else None,
@@ -70,9 +75,9 @@ class FakeSupervisor:
         self.do(self.words)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(self.guard, selectors.EVENT_READ, self.heard)
-        while True:
+        while time.monotonic() < self.end_s:
             if "mute" not in self.words:
-                self.tell(Beat())
+                self.tell(Beat(self.status))
             for key, _ in self.selector.select(0.1):
                 key.data(key.fileobj)
 
@@ -86,6 +91,8 @@ class FakeSupervisor:
                 os._exit(int(exit_code))
             case ["serving"]:
                 self.tell(Serving())
+            case ["status", *text]:
+                self.status = " ".join(text)
             case ["ask_stop", drain_s]:
                 self.tell(StopRuntime(float(drain_s)))
             case ["mute"]:
@@ -122,7 +129,11 @@ class FakeSupervisor:
                 os._exit(0)
             return
         self.say("stop", drain_s=self.decode(packet).drain_s)
-        if not stubborn:
+        if "slow" in self.words:
+            grace_s, after_s = map(float, self.words[self.words.index("slow") + 1 :][:2])
+            self.tell(Stopping(grace_s))
+            self.end_s = time.monotonic() + after_s
+        elif not stubborn:
             os._exit(0)
 
 

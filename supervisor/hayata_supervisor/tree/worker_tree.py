@@ -293,6 +293,17 @@ class WorkerTree:
             forkserver.stop(one_less)
         self._stop_links(links, drain=drain, done=one_less)
 
+    @property
+    def longest_grace_s(self) -> float:
+        """Most seconds that a worker may take to end after `stop` with ``drain``."""
+        return max((_grace_s(link) for agent in self._agents.values() for link in agent.links), default=0.0)
+
+    def hurry(self) -> None:
+        """Kill what a `stop` that is under way still gives time."""
+        for agent in self._agents.values():
+            for link in agent.links:
+                link.stop(_nothing, 0.0)
+
     def _all_stopped(self, done: Callback) -> None:
         self._ground.watcher.stop()
         for forkserver in list(self._forkservers.values()):
