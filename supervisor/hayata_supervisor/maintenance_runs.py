@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hayata import maintenance
 from hayata.errors import error_for
 from hayata.maintenance import Collector, Said
-from hayata_supervisor.process.pidfd import open_pidfd, reap, send_signal, wait_dead
+from hayata_supervisor.process.pidfd import open_child, reap, send_signal, wait_dead
 from hayata_supervisor.process.reactor import Reactor
 from hayata_supervisor.process.spawn import spawn_module
 
@@ -71,12 +71,13 @@ class MaintenanceRuns:
         for run in list(self._runs):
             run.kill()
 
-    def spawn(self, command: str, arguments: Sequence[str], stdout: int) -> int:
-        """Start the process, and say that it was born."""
+    def spawn(self, command: str, arguments: Sequence[str], stdout: int) -> tuple[int, int]:
+        """Start the process, and say that it was born; return its pid and a pidfd."""
         line = [command, "--parent", str(os.getpid()), "--shared", "--data-dir", self._data_dir, *arguments]
         pid = spawn_module(maintenance.PROGRAM, line, pass_fds=(), environ=self._environ, move_fds={1: stdout})
+        pidfd = open_child(pid)
         self._born(pid)
-        return pid
+        return pid, pidfd
 
     def ended(self, run: _Run) -> None:
         """A run's process was reaped."""
@@ -101,14 +102,13 @@ class _Run:
         self._collector = Collector()
         self._pipe, theirs = os.pipe()
         try:
-            self.pid = owner.spawn(command, arguments, theirs)
+            self.pid, self._pidfd = owner.spawn(command, arguments, theirs)
         except BaseException:
             os.close(self._pipe)
             raise
         finally:
             os.close(theirs)
         os.set_blocking(self._pipe, False)
-        self._pidfd = open_pidfd(self.pid)
         owner.reactor.watch_read(self._pipe, self._read)
         owner.reactor.watch_read(self._pidfd, self._died)
 

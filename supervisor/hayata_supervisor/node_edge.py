@@ -23,7 +23,7 @@ from hayata_supervisor.process.burial import Burial
 from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.descriptors import close_own, disown, own
 from hayata_supervisor.process.output import StreamName, WorkerOutput
-from hayata_supervisor.process.pidfd import Exit, open_pidfd, reap, send_signal
+from hayata_supervisor.process.pidfd import Exit, open_child, reap, send_signal
 from hayata_supervisor.process.reactor import Reactor, Timer
 
 if TYPE_CHECKING:
@@ -295,11 +295,8 @@ def spawn(setting: EdgeSetting, edge: str) -> Edge:
     for thing in (theirs, out_end, err_end):
         close_own(thing)
     try:
-        return Edge(setting, edge, pid, open_pidfd(pid), ours, out, err)
+        return Edge(setting, edge, pid, open_child(pid), ours, out, err)
     except OSError:
-        # No descriptor is left for its pidfd. It is an unreaped child of ours, so its number is safe.
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
         for thing in (ours, out, err):
             close_own(thing)
         raise

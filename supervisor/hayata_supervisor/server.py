@@ -22,7 +22,7 @@ from hayata_supervisor.process.reactor import Reactor, Timer
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.tree.port import Log, failure
 
-_MAX_CONNECTIONS = 1_024
+MOST_CONNECTIONS = 1_024
 _MAX_ASKED = 10_000
 _MAX_QUEUED_BYTES = 1024 * 1024
 _ACCEPTS_A_TURN = 64
@@ -43,6 +43,8 @@ class Server:
         listener: Where to accept them; None: only those that are given to `adopt`.
         version: Of the package, told to clients.
         requests: Grants what clients ask.
+        cap_bytes: Largest message.
+        most_connections: More are refused.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Server:
         version: str,
         gone: Callable[[Connection], None],
         cap_bytes: int,
+        most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         self._reactor = reactor
+        self._most = most_connections
         self._listener = listener
         self.requests = requests
         self.log = log
@@ -90,8 +94,8 @@ class Server:
             connection = self.adopt(sock)
             if not _is_ours(sock):
                 connection.refuse("permission_denied", "this daemon belongs to another user")
-            elif len(self._connections) > _MAX_CONNECTIONS:
-                connection.refuse("overloaded", f"{_MAX_CONNECTIONS} connections are open", "close some")
+            elif len(self._connections) > self._most:
+                connection.refuse("overloaded", f"{self._most} connections are open", "close some")
 
     def adopt(self, sock: socket.socket) -> Connection:
         """Serve a connected socket."""

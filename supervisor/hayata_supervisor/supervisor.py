@@ -49,7 +49,7 @@ from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves
 from hayata_supervisor.process.start_notes import StartNotes
 from hayata_supervisor.process.sweep import kill_children
 from hayata_supervisor.requests import Requests
-from hayata_supervisor.server import Connection, Server
+from hayata_supervisor.server import MOST_CONNECTIONS, Connection, Server
 from hayata_supervisor.store.layout import SCHEMA
 from hayata_supervisor.store.lmdb_store import open_store
 from hayata_supervisor.tree import WorkerTree
@@ -86,6 +86,7 @@ class Supervisor:
         self, launch: Launch, launch_fd: int, listener: socket.socket, guard: socket.socket, *, first_start: bool
     ) -> None:
         self._launch = launch
+        self._listener = listener
         self._first_start = first_start
         self._started_at = clock.wall()
         self._reactor = Reactor()
@@ -135,6 +136,8 @@ class Supervisor:
             version=hayata.__version__,
             gone=self._client_gone,
             cap_bytes=launch.frame_cap_bytes,
+            # The other half of what we may open is for workers.
+            most_connections=min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
         )
         self._log.info("supervisor started", open_invocations=recovered, data_dir=launch.data_dir)
 
@@ -181,6 +184,7 @@ class Supervisor:
     def _guard_lost(self) -> None:
         """Without a guard nobody would restart us or hear a signal: end everything; what runs is classified later."""
         self._log.error("guard lost, ending")
+        self._listener.close()  # nobody is accepted any more, and who is to be killed is found with one descriptor
         kill_children((), timeout_s=10.0)
         os._exit(1)
 

@@ -20,7 +20,8 @@ from hayata import AsyncClient, InvocationFailed, RecoveryNeeded
 from hayata.framing import frame
 from hayata.ids import execution_id
 from hayata.messages import PROTOCOL_VERSION
-from tests.support.crash_site import Daemon, Site
+from tests.support.crash_site import Daemon, Site, flat
+from tests.support.eventually import eventually
 from tests.support.raw_client import RawClient
 from tests.support.shared_daemon import (
     WAIT_S,
@@ -328,6 +329,7 @@ def test_request_number_may_be_used_again_after_its_answer(daemon: Daemon):
 
 
 def test_connections_that_only_hang_about_leave_nothing_behind(daemon: Daemon):
+    eventually(lambda: all(each.status == "serving" for each in flat(daemon.client.tree())), "all workers")
     before = descriptors(daemon)
     clients = [RawClient(daemon.socket, greet=number % 2 == 0) for number in range(200)]
     assert daemon.client.call("echo", 1, timeout=WAIT_S) == {"echo": 1}

@@ -80,6 +80,8 @@ class Packet(NamedTuple):
 def receive_packet(sock: socket.socket, max_fds: int) -> Packet | None:
     """Receive one packet; None when the peer has closed. The descriptors are close-on-exec.
 
+    A receiver that has no room for them gets the packet with fewer descriptors, and no second chance.
+
     Raises:
         BlockingIOError: Nothing is there.
         OSError: A packet was too large or carried more descriptors than ``max_fds``; those received are
@@ -93,7 +95,7 @@ def receive_packet(sock: socket.socket, max_fds: int) -> Packet | None:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
     fds = list(numbers)
-    if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+    if flags & socket.MSG_TRUNC or (flags & socket.MSG_CTRUNC and len(fds) >= max_fds):
         for fd in fds:
             os.close(fd)
         raise OSError("a packet of the descriptor channel was cut off")

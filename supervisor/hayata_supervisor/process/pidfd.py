@@ -44,6 +44,20 @@ def open_pidfd(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
+def open_child(pid: int) -> int:
+    """Open a child that was just started. One that can't be watched must not live: it is killed and reaped.
+
+    Raises:
+        OSError: No descriptors are left.
+    """
+    try:
+        return open_pidfd(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)  # ours and unreaped: the number is its own
+        os.waitpid(pid, 0)
+        raise
+
+
 def send_signal(pidfd: int, number: int = signal.SIGKILL) -> bool:
     """Signal the process; False when it is already gone."""
     try:

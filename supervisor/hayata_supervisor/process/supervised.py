@@ -14,7 +14,7 @@ import msgspec
 from hayata.messages import FromSupervisor
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.packets import Packets
-from hayata_supervisor.process.pidfd import open_pidfd, send_signal
+from hayata_supervisor.process.pidfd import open_child, send_signal
 from hayata_supervisor.process.reactor import Reactor
 from hayata_supervisor.process.spawn import spawn_module
 
@@ -100,10 +100,10 @@ class Supervised:
                     pass_fds=[*pass_fds, theirs.fileno()],
                     environ=environ,
                 )
+                self._pidfd = open_child(self.pid)
             except BaseException:
                 ours.close()
                 raise
-        self._pidfd = open_pidfd(self.pid)
         self._received = received
         self._packets = Packets(reactor, ours, FromSupervisor, self._hear, lambda: None)
         self._heard_s = self.started_s = clock.monotonic()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from hayata import messages as m
+from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.engine import Agent
 from hayata_supervisor.hub import Sink
 from hayata_supervisor.requests.desk import Desk
+from hayata_supervisor.tree.port import failure
 
 
 class Agents:
@@ -25,7 +27,11 @@ class Agents:
 
     def start(self, request: m.StartAgent, sink: Sink) -> None:
         """Load one more app."""
-        self._loading[self._engine.workers.load_app(request.app)] = sink
+        try:
+            index = self._engine.workers.load_app(request.app)
+        except OSError as error:
+            raise Refusal(failure("overloaded", f"the system refused to start it: {error}")) from None
+        self._loading[index] = sink
 
     def stop(self, request: m.StopAgent, sink: Sink) -> None:
         """End an agent's workers; what is open rests until the agent is started again."""

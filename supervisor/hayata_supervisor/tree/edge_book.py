@@ -67,21 +67,34 @@ class EdgeBook:
     def _started(self, packet: Packet) -> None:
         try:
             edge = _decode(packet.body)
-            (pidfd,) = packet.fds
-        except (msgspec.DecodeError, ValueError):
+        except msgspec.DecodeError:
             for fd in packet.fds:
                 os.close(fd)
             self._incarnation.refuse("a packet that can't be read")
             return
         self._edges[edge.edge] = _Edge(edge.pid, clock.wall())
-        if self._incarnation.pid is not None and self._incarnation.exit is None:
-            if self._key is None:
-                self._key = next(_keys)
-                self._watcher.watch_node(self._key, self._incarnation.pidfd)
-            self._watcher.watch_edge(self._key, edge.edge, pidfd)
-        else:
+        if not packet.fds:
+            return  # we had no descriptor for it: when the node dies, the kernel and the sweep have to do
+        (pidfd,) = packet.fds
+        if self._incarnation.pid is None or self._incarnation.exit is not None:
             send_signal(pidfd)
             self._await(pidfd)
+        elif self._watched():
+            assert self._key is not None
+            self._watcher.watch_edge(self._key, edge.edge, pidfd)
+        else:
+            os.close(pidfd)
+
+    def _watched(self) -> bool:
+        """See that the watcher knows the node, which takes a descriptor; False when none is left."""
+        if self._key is None:
+            key = next(_keys)
+            try:
+                self._watcher.watch_node(key, self._incarnation.pidfd)
+            except OSError:
+                return False
+            self._key = key
+        return True
 
     def ended(self, message: EdgeEnded) -> None:
         """The node has buried this edge."""

@@ -169,7 +169,12 @@ class ForkserverLink:
             incarnation.close()
             raise
         incarnation.close_child_ends()
-        incarnation.adopt(pid)
+        try:
+            incarnation.adopt(pid)
+        except OSError:
+            incarnation.close()
+            ground.graveyard.sweep(lambda: None)
+            raise
         return incarnation
 
     def _start_timed_out(self) -> None:

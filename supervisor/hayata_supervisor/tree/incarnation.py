@@ -118,7 +118,12 @@ class Incarnation:
             os.close(ends.stderr)
 
     def adopt(self, pid: int) -> bool:
-        """Take the process, which must be an unreaped child of ours; False when there is none of that pid."""
+        """Take the process, which must be an unreaped child of ours; False when there is none of that pid.
+
+        Raises:
+            OSError: No descriptors are left. A process that can't be watched must not live: whoever gives it up
+                has it swept.
+        """
         if self.pid is not None:
             return self.pid == pid
         try:

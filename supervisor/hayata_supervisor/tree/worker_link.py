@@ -152,7 +152,13 @@ class WorkerLink:
     def forked(self, pid: int) -> None:
         """The forkserver has forked: this is the process."""
         assert self.incarnation is not None
-        if not self.incarnation.adopt(pid):
+        try:
+            adopted = self.incarnation.adopt(pid)
+        except OSError as error:
+            self._never_born(failure("node_unavailable", f"the system refused a worker: {error}"))
+            self._ground.graveyard.sweep(lambda: None)
+            return
+        if not adopted:
             self._never_born(failure("protocol_error", f"the forkserver names pid {pid}, which is no child of ours"))
 
     def fork_failed(self, error: ErrorInfo) -> None:
@@ -177,6 +183,7 @@ class WorkerLink:
     def _never_born(self, error: ErrorInfo) -> None:
         self._last_error = error
         self.last_exit = error.code
+        self._ground.log.warning("worker not started", **self._names(), error=error.message)
         self.discard_incarnation()
         self._count_and_restart(counts=True)
 
@@ -219,7 +226,13 @@ class WorkerLink:
         if self.status == "serving" or (message.role, message.incarnation, message.protocol) != expected:
             incarnation.refuse("a start that does not fit")
             return
-        if not incarnation.adopt(message.pid):
+        try:
+            adopted = incarnation.adopt(message.pid)
+        except OSError as error:
+            self._last_error = failure("node_unavailable", f"the system refused a worker: {error}")
+            incarnation.kill()  # as soon as its forkserver has named it, too, or has died
+            return
+        if not adopted:
             incarnation.refuse(f"pid {message.pid}, which is no child of ours")
             return
         self._forget_start_timer()
