@@ -879,6 +879,18 @@ ToServer: TypeAlias = Hello | Ask
 ToClient: TypeAlias = Hello | Tell
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """What `hayata_supervisor.doctor` has found out; it says so on its stdout, a line of JSON for each.
+
+    ``check`` names what was looked at; ``status`` is ``ok``, ``warn`` or ``fail``.
+    """
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    message: str
+    hint: str = ""
+
+
 # What `hayata_supervisor.maintenance` says on its stdout, framed: problems as they are found, then one answer.
 FromMaintenance: TypeAlias = StoreProblem | StoreReport | Pruned | Refused
 

@@ -20,6 +20,7 @@ _HOMES = {
     "deciding": "recover reconcile cancel",
     "daemon": "tree agents stats stop",
     "storing": "verify backup prune export",
+    "doctor": "doctor",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -31,7 +32,7 @@ _USAGE_CODES = frozenset({"invalid_options", "unserializable_value"})
 _EPILOG = """\b
 Exit codes:
   0    done
-  1    the invocation failed or was cancelled; the store is not whole
+  1    the invocation failed or was cancelled; the store is not whole; doctor found a failure
   2    wrong usage, or an app that can't be loaded
   3    it rests: a task is uncertain, or recovery is required
   4    no daemon

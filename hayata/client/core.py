@@ -112,11 +112,17 @@ class Frames:
 
 
 class Conversation:
-    """One connection's talk: says hello, numbers the requests, reads the answers."""
+    """One connection's talk: says hello, numbers the requests, reads the answers.
+
+    Attributes:
+        greeted: Whether the daemon has said hello.
+        package: Its version of hayata, once it has.
+    """
 
     def __init__(self) -> None:
         self._number = 0
         self.greeted = False
+        self.package = ""
 
     def hello(self) -> bytes:
         """The first message to send; requests may follow without waiting for the answer."""
@@ -167,6 +173,7 @@ class Conversation:
                 hint="install the same version of hayata on both sides",
             )
         self.greeted = True
+        self.package = hello.package
 
 
 def not_ours(what: str) -> HayataError:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Protocol
 
 from hayata import address
-from hayata.client.core import ANSWER_S, Frames, Lost
+from hayata.client.core import ANSWER_S, Conversation, Frames, Lost
 from hayata.errors import HayataError, error_for
 from hayata.framing import DEFAULT_CAP_BYTES, frame
 
@@ -105,6 +105,25 @@ def wait_gone(path: str) -> None:
             poll = select.poll()
             poll.register(sock, 0)  # its end is always told; what is said meanwhile is not for us
             poll.poll()
+
+
+def daemon_package(path: str, timeout_s: float) -> str:
+    """Which version of hayata the daemon at ``path`` is of.
+
+    Raises:
+        TimeoutError: It does not answer.
+        Lost: There is none, or it can't be reached.
+        HayataError: ``protocol_error``: it speaks another protocol, or is no daemon of ours.
+    """
+    transport = SocketTransport(connect(path))
+    try:
+        conversation = Conversation()
+        transport.send(conversation.hello())
+        while not conversation.greeted:
+            conversation.receive(transport.receive(timeout_s))
+        return conversation.package
+    finally:
+        transport.close()
 
 
 class SocketTransport:

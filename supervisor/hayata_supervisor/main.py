@@ -49,7 +49,8 @@ def check_platform(system: str, release: str, python: tuple[int, ...], *, pidfds
     raise error_for("unsupported_platform", f"hayata-supervisor can't run here: {problem}", hint=hint)
 
 
-def _has_pidfds() -> bool:
+def has_pidfds() -> bool:
+    """Whether this Python and this kernel give out pidfds, and take them."""
     try:
         fd = os.pidfd_open(os.getpid())
     except (AttributeError, OSError):
@@ -112,7 +113,7 @@ def command(app: tuple[str, ...], config: str | None, **options: str | None) -> 
 def main() -> NoReturn:
     """Entry point of the console script."""
     try:
-        check_platform(sys.platform, platform.release(), sys.version_info[:3], pidfds=_has_pidfds())
+        check_platform(sys.platform, platform.release(), sys.version_info[:3], pidfds=has_pidfds())
         open_missing_standard_streams()
         # Until the guard's handlers stand: as process 1 a signal without a handler would be lost.
         held = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}

@@ -20,6 +20,7 @@ from tests.matrix.sites import Module, modules, named_points
 
 EXEMPT = {
     "admin.py:Admin._drive.go_on": "a generator's",
+    "doctor/memory.py:oom_policy": "asks systemd, and changes nothing",
     "edge_async.py:OwnSteps.send": "a coroutine's",
     "inline.py:_Partials.send_async": "calls send",
     "logs.py:_write_all": "a line of the log",

@@ -66,12 +66,18 @@ def process_limit(proc: Path = Path("/proc/self")) -> int | None:
 
 
 def service_unit(proc: Path = Path("/proc/self")) -> str | None:
-    """The systemd service that the process belongs to, by the name of its group."""
-    for line in _lines(proc / "cgroup"):
-        for part in reversed(line.split(":", 2)[-1].split("/")):
-            if part.endswith(".service"):
-                return part
+    """The systemd service that the process belongs to, by the name of its group; a login is a scope, and none."""
+    for part in reversed(path_of(proc).split("/")):
+        if part.endswith((".service", ".scope")):
+            return part if part.endswith(".service") else None
     return None
+
+
+def path_of(proc: Path = Path("/proc/self")) -> str:
+    """The path of the process's group that systemd has made: that of version 2, else systemd's own."""
+    found = {tuple(line.split(":", 2)[:2]): line.split(":", 2)[-1] for line in _lines(proc / "cgroup")}
+    named = [path for (_, controllers), path in found.items() if controllers == "name=systemd"]
+    return next(iter(named), found.get(("0", ""), ""))
 
 
 def _used(path: Path, kind: str) -> int:

@@ -144,8 +144,8 @@ def prepare(data_dir: Path) -> Path:
     data_dir = Path(os.path.abspath(data_dir))
     try:
         _make(data_dir)
-        _refuse_foreign(data_dir)
-        kind = _REFUSED_FILESYSTEMS.get(filesystem_type(data_dir))
+        refuse_foreign(data_dir)
+        kind = refused_filesystem(data_dir)
     except OSError as problem:
         raise refusal(data_dir, problem) from problem
     if kind is not None:
@@ -156,6 +156,15 @@ def prepare(data_dir: Path) -> Path:
             hint="put the data directory on a local file system",
         )
     return data_dir
+
+
+def refused_filesystem(path: Path) -> str | None:
+    """Name of the file system that ``path`` lies on, if a store can't be there.
+
+    Raises:
+        OSError: There is no such path.
+    """
+    return _REFUSED_FILESYSTEMS.get(filesystem_type(path))
 
 
 def filesystem_type(path: Path) -> int:
@@ -231,8 +240,12 @@ def _make(data_dir: Path) -> None:
         fsync_directory(path.parent)
 
 
-def _refuse_foreign(data_dir: Path) -> None:
-    """Refuse a directory that other files are in, when no store says that it is ours."""
+def refuse_foreign(data_dir: Path) -> None:
+    """Refuse a directory that other files are in, when no store says that it is ours.
+
+    Raises:
+        CallerError: ``invalid_options``.
+    """
     if (data_dir / STORE / DATA).is_file():
         return
     names = set(os.listdir(data_dir))
