@@ -25,6 +25,7 @@ from hayata.client.blocking import Client
 from hayata.client.options import (
     FOREVER,
     absolute_reference,
+    check_age,
     check_choice,
     check_count,
     check_flag,
@@ -36,6 +37,8 @@ from hayata.errors import HayataError, error_for
 from hayata.framing import DEFAULT_CAP_BYTES
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from hayata.agent import Agent
     from hayata.embedded_async import AsyncRuntime
     from hayata.guard_child import GuardChild
@@ -170,6 +173,7 @@ def start(
     start_timeout_s: float = 60.0,
     node_retry_s: float = 60.0,
     frame_cap_bytes: int = DEFAULT_CAP_BYTES,
+    retention: str | float | timedelta | None = None,
 ) -> Runtime:
     """Start a runtime, and return when it serves.
 
@@ -188,6 +192,7 @@ def start(
         start_timeout_s: How long a worker may take to get ready, the app's import included.
         node_retry_s: How long a node that was given up rests before it is tried again.
         frame_cap_bytes: Largest message.
+        retention: How long invocations are kept after their end: ``"30d"``, a timedelta or seconds; None: for ever.
 
     Raises:
         HayataError: ``agent_start_failed`` (details ``traceback``), ``invalid_definition``,
@@ -197,8 +202,10 @@ def start(
     loading.stop_if_loading()
     check_choice("log_level", log_level, _LOG_LEVELS)
     directory = _checked_directory(data_dir)
+    cap_bytes = check_count("frame_cap_bytes", frame_cap_bytes, 1 << 16, (1 << 32) - 1)
+    retention_s = None if retention is None else check_age("retention", retention)
     if check_flag("inline", inline):
-        return _start_inline(agents, directory, frame_cap_bytes)
+        return _start_inline(agents, directory, cap_bytes, retention_s)
     if not sys.platform.startswith("linux"):
         raise error_for(
             "unsupported_platform",
@@ -219,7 +226,8 @@ def start(
         policy_timeout_s=_checked_seconds("policy_timeout_s", policy_timeout_s),
         start_timeout_s=_checked_seconds("start_timeout_s", start_timeout_s),
         node_retry_s=_checked_seconds("node_retry_s", node_retry_s),
-        frame_cap_bytes=check_count("frame_cap_bytes", frame_cap_bytes, 1 << 16, (1 << 32) - 1),
+        frame_cap_bytes=cap_bytes,
+        retention_s=retention_s,
     )
     return _start_guard(launch, value)
 
@@ -333,11 +341,14 @@ class _TakingTurns:
             self._transport.close()
 
 
-def _start_inline(agents: Agent | Iterable[Agent] | str, directory: str, cap_bytes: int) -> Runtime:
+def _start_inline(
+    agents: Agent | Iterable[Agent] | str, directory: str, cap_bytes: int, retention_s: float | None
+) -> Runtime:
     # By name: what authors import must not depend on the runtime.
     module: Any = importlib.import_module("hayata_supervisor.inline")
     group = loading.load_app(absolute_reference(agents)) if isinstance(agents, str) else _listed(agents)
-    server = cast("InlineServer", module.InlineServer(group, directory))
+    made = module.InlineServer(group, directory, frame_cap_bytes=cap_bytes, retention_s=retention_s)
+    server = cast("InlineServer", made)
     return Runtime(
         _Inline(server),
         data_dir=directory,

@@ -515,12 +515,13 @@ class AwaitInvocation(_Named, frozen=True, tag="await_invocation"):
 
 
 class ListInvocations(_Named, frozen=True, tag="list_invocations"):
-    """Answered with `InvocationList`, newest first."""
+    """Answered with `InvocationList`, newest first; ``after`` is the ``more`` of the page before."""
 
     agent: str | None = None
     status: str | None = None
     session: str | None = None
     limit: int = 100
+    after: str = ""
 
 
 class ListTasks(_Named, frozen=True, tag="list_tasks"):
@@ -686,9 +687,10 @@ class InvocationInfo(_Named, frozen=True, tag="invocation"):
 
 
 class InvocationList(_Named, frozen=True, tag="invocations"):
-    """Several invocations."""
+    """Several invocations; ``more``: one message could not hold them all, ask for those after this place."""
 
     invocations: list[InvocationInfo]
+    more: str = ""
 
 
 class Reconciliation(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -219,8 +219,16 @@ def invocations(
     check_optional_name("session", session)
     if status is not None:
         check_choice("status", status, STATUSES)
-    request = m.ListInvocations(agent, status, session, check_count("limit", limit, 1, _MOST_LISTED))
-    return (yield from ask(request, m.InvocationList)).invocations
+    left = check_count("limit", limit, 1, _MOST_LISTED)
+    found: list[m.InvocationInfo] = []
+    after = ""
+    while True:
+        request = m.ListInvocations(agent, status, session, left - len(found), after)
+        page = yield from ask(request, m.InvocationList)
+        found += page.invocations
+        after = page.more
+        if not after or len(found) >= left:
+            return found[:left]
 
 
 def tasks(invocation_id: str) -> Operation[list[records.Task]]:
@@ -269,7 +277,7 @@ def recover(
             one, start anew, or cancel. None leaves them.
 
     Returns:
-        Those that were touched.
+        Those that were touched; of very many, as many as one message holds.
     """
     check_name("agent", agent_id)
     if changed is not None:

@@ -11,13 +11,13 @@ import socket
 from typing import TYPE_CHECKING, TypeAlias
 
 from hayata import calls
-from hayata.error_info import error_info, exception_info
-from hayata.framing import ENVELOPE_BYTES, FrameTooLarge
+from hayata.error_info import exception_info
 from hayata.messages import (
     CheckUpdate,
     DecidedFail,
     DecidedFinish,
     DecidedNext,
+    ErrorInfo,
     Evaluate,
     PolicyFailed,
     StopWorker,
@@ -28,6 +28,7 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor import worker_logging
+from hayata_supervisor.caps import over_cap
 from hayata_supervisor.process.blocking import BlockingStream
 from hayata_supervisor.process.prologue import flush_standard_streams
 
@@ -58,19 +59,18 @@ def _answer(agent: Agent, question: Evaluate | CheckUpdate) -> Answer:
             return calls.evaluate(agent, question)
         return calls.check_update(agent, question)
     except BaseException as error:  # noqa: BLE001 - user code may raise SystemExit; the worker stays usable
-        info = exception_info("policy_exception", error)
-        if isinstance(question, Evaluate):
-            return PolicyFailed(question.evaluation, info)
-        return UpdateChecked(question.check, None, info)
+        return _failed(question, exception_info("policy_exception", error))
+
+
+def _failed(question: Evaluate | CheckUpdate, error: ErrorInfo) -> Answer:
+    if isinstance(question, Evaluate):
+        return PolicyFailed(question.evaluation, error)
+    return UpdateChecked(question.check, None, error)
 
 
 def _send(stream: BlockingStream, question: Evaluate | CheckUpdate, answer: Answer) -> None:
     body = encode(answer)
-    most_bytes = stream.cap_bytes - ENVELOPE_BYTES
-    if len(body) > most_bytes:
-        info = error_info(FrameTooLarge(len(body), most_bytes))
-        if isinstance(question, Evaluate):
-            body = encode(PolicyFailed(question.evaluation, info))
-        else:
-            body = encode(UpdateChecked(question.check, None, info))
+    error = over_cap(body, stream.cap_bytes)
+    if error is not None:
+        body = encode(_failed(question, error))
     stream.send(body)

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hayata import calls
 from hayata.agent import Agent
-from hayata.error_info import error_from, error_info, exception_info
+from hayata.error_info import error_from, exception_info
 from hayata.errors import error_for
-from hayata.framing import ENVELOPE_BYTES, FrameTooLarge
 from hayata.messages import (
     EdgeRetires,
     NodeManifest,
@@ -39,6 +38,7 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor import failpoints, worker_logging
+from hayata_supervisor.caps import over_cap
 from hayata_supervisor.core.limits import tasks_of_edge
 from hayata_supervisor.edge_surroundings import Surroundings
 from hayata_supervisor.process import clock, prologue
@@ -114,11 +114,8 @@ def deadline_of(task: RunTask) -> float | None:
 def encode_result(result: Result, edge: str, cap_bytes: int) -> bytes:
     """Encode a result; one over the cap becomes the failure that says so."""
     body = encode(result)
-    most_bytes = cap_bytes - ENVELOPE_BYTES
-    if len(body) <= most_bytes:
-        return body
-    info = error_info(FrameTooLarge(len(body), most_bytes))
-    return encode(TaskFailed(result.execution_id, edge, info, False))
+    error = over_cap(body, cap_bytes)
+    return body if error is None else encode(TaskFailed(result.execution_id, edge, error, False))
 
 
 def not_active(execution_id: str) -> Exception:

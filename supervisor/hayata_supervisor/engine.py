@@ -140,6 +140,7 @@ class Engine:
         self.hub = Hub(self._page, self._is_open)
         self.agents: dict[str, Agent] = {}
         self.unclaimed: dict[str, dict[bytes, Invocation]] = {}
+        self.lost_apps: dict[str, ErrorInfo] = {}
         self.open: set[bytes] = set()
         self._cells = Cells(clear=notes.clear)
         self._notes = notes
@@ -193,6 +194,7 @@ class Engine:
                 failpoints.hit("engine.before_begin")
                 self.perform(manifest.id, agent.coordinator.begin(now()))
                 failpoints.hit("engine.after_begin")
+        self.lost_apps.pop(reference, None)
         self._app_events(index, reference, None)
 
     def _reopen(self, manifests: list[AgentManifest], reopened: Callable[[], None]) -> None:
@@ -222,8 +224,24 @@ class Engine:
                 shown = self.overlay(agent_id, invocation.id, info(invocation))
                 self.hub.settled(invocation.id, shown, terminal=False)
 
+    def app_lost(self, reference: str, error: ErrorInfo) -> None:
+        """An app of the launch can't be imported, and nobody knows which agents it defined; it is tried again."""
+        self.lost_apps[reference] = error
+
+    def why_missing(self, agent_id: str) -> ErrorInfo:
+        """Why there is no such agent: its app may be one that can't be imported."""
+        if not self.lost_apps:
+            return ErrorInfo("unknown_agent", f"no app defines agent {agent_id!r}", "start the daemon with its app")
+        [(reference, first), *others] = self.lost_apps.items()
+        if not others:
+            return first
+        also = ", ".join(name for name, _ in others)
+        return msgspec.structs.replace(first, message=f"{reference}: {first.message}; nor can be loaded: {also}")
+
     def app_failed(self, index: int, reference: str, error: ErrorInfo) -> None:
         """An app can't be imported; what its agents do with workers they have goes on."""
+        if reference in self.lost_apps:
+            self.lost_apps[reference] = error
         for agent in self.agents.values():
             if agent.app == reference:
                 agent.error = error
@@ -462,8 +480,7 @@ class Engine:
             return agent.coordinator.overlay(id, stored)
         if stored.status in TERMINAL or self.apps_pending:
             return stored  # what it is, is known when its app is loaded
-        error = ErrorInfo("unknown_agent", f"no app defines agent {agent_id!r}", "start the daemon with its app")
-        return msgspec.structs.replace(stored, status="recovery_required", error=error)
+        return msgspec.structs.replace(stored, status="recovery_required", error=self.why_missing(agent_id))
 
     # ---- end -------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from hayata.agent import Agent
 from hayata.client.transport import SocketTransport
 from hayata.error_info import error_from, exception_info
 from hayata.errors import error_for
-from hayata.framing import DEFAULT_CAP_BYTES
+from hayata.framing import FrameTooLarge
 from hayata.manifest import agent_manifest
 from hayata.messages import (
     CheckUpdate,
@@ -35,14 +35,19 @@ from hayata.messages import (
     Output,
     Partial,
     PartialAck,
+    PolicyFailed,
     ProcessInfo,
     RunTask,
     Substep,
     SubstepDone,
+    TaskFailed,
     TaskInterrupted,
+    UpdateChecked,
     Value,
+    encode,
 )
 from hayata_supervisor.admin import Admin
+from hayata_supervisor.caps import over_cap
 from hayata_supervisor.engine import Engine
 from hayata_supervisor.maintenance_runs import MaintenanceRuns
 from hayata_supervisor.process import clock
@@ -60,7 +65,10 @@ EDGE = "inline"
 class InlineServer:
     """See the module and `hayata.embedded.InlineServer`."""
 
-    def __init__(self, agents: Sequence[Agent], data_dir: str) -> None:
+    def __init__(
+        self, agents: Sequence[Agent], data_dir: str, *, frame_cap_bytes: int, retention_s: float | None
+    ) -> None:
+        self._cap = frame_cap_bytes
         self._reactor = Reactor()
         background = Foreground(self._reactor)
         log = _WarningsOnly()
@@ -77,12 +85,22 @@ class InlineServer:
         )
         self._engine.load(store.load_open())
         self._workers = InlineWorkers(
-            {agent.id: agent for agent in agents}, self._engine, self._reactor, NoteWriter(Path(data_dir))
+            {agent.id: agent for agent in agents},
+            self._engine,
+            self._reactor,
+            NoteWriter(Path(data_dir)),
+            frame_cap_bytes,
         )
         self._engine.workers = self._workers
-        self._admin = Admin(self._engine, MaintenanceRuns(self._reactor, data_dir, os.environ))
+        self._admin = Admin(self._engine, MaintenanceRuns(self._reactor, data_dir, os.environ), retention_s)
         self._admin.start()
-        requests = Requests(self._engine, tree=_describe, stop=lambda drain_s: None, admin=self._admin)
+        requests = Requests(
+            self._engine,
+            tree=_describe,
+            stop=lambda drain_s: None,
+            admin=self._admin,
+            page_bytes=frame_cap_bytes // 2,
+        )
         self._server = Server(
             self._reactor,
             None,
@@ -90,7 +108,7 @@ class InlineServer:
             log,
             version=hayata.__version__,
             gone=lambda connection: self._engine.hub.gone(lambda sink: getattr(sink, "connection", None) is connection),
-            cap_bytes=DEFAULT_CAP_BYTES,
+            cap_bytes=frame_cap_bytes,
         )
         self._engine.app_loaded(0, EDGE, [agent_manifest(agent) for agent in agents])
         requests.apps_ready()
@@ -100,7 +118,7 @@ class InlineServer:
         """Open a connection: a socket pair, so that everything but the processes is what a daemon's clients use."""
         ours, theirs = socket.socketpair()
         self._server.adopt(ours)
-        return _Pumping(theirs, self.pump)
+        return _Pumping(theirs, self._cap, self.pump)
 
     def pump(self, timeout_s: float) -> None:
         """Run one piece of user code if there is one; else wait for something to do."""
@@ -128,8 +146,8 @@ class InlineServer:
 class _Pumping(SocketTransport):
     """A connection whose waiting makes the runtime work."""
 
-    def __init__(self, sock: socket.socket, pump: Callable[[float], None]) -> None:
-        super().__init__(sock)
+    def __init__(self, sock: socket.socket, cap_bytes: int, pump: Callable[[float], None]) -> None:
+        super().__init__(sock, cap_bytes)
         self._pump = pump
 
     def _wait(self, event: int, timeout_s: float) -> bool:
@@ -145,9 +163,12 @@ class _Pumping(SocketTransport):
 
 
 class InlineWorkers:
-    """The engine's `Workers`, called in place."""
+    """The engine's `Workers`, called in place. What would be too large for a message to a process is so here, too."""
 
-    def __init__(self, agents: dict[str, Agent], engine: Engine, reactor: Reactor, notes: NoteWriter) -> None:
+    def __init__(
+        self, agents: dict[str, Agent], engine: Engine, reactor: Reactor, notes: NoteWriter, cap_bytes: int
+    ) -> None:
+        self._cap = cap_bytes
         self._notes = notes
         self._agents = agents
         self._engine = engine
@@ -166,16 +187,38 @@ class InlineWorkers:
 
     def evaluate(self, agent_id: str, request: Evaluate) -> None:
         """Ask the policy."""
-        self._later(lambda: self._engine.agent_answered(agent_id, calls.evaluate(self._agents[agent_id], request)))
+        self.check_fits(request)
+        self._later(lambda: self._evaluate(agent_id, request))
+
+    def _evaluate(self, agent_id: str, request: Evaluate) -> None:
+        answer = calls.evaluate(self._agents[agent_id], request)
+        error = over_cap(encode(answer), self._cap)
+        self._engine.agent_answered(agent_id, answer if error is None else PolicyFailed(request.evaluation, error))
 
     def check_update(self, agent_id: str, request: CheckUpdate) -> None:
         """Ask whether an update fits."""
-        self._later(lambda: self._engine.agent_answered(agent_id, calls.check_update(self._agents[agent_id], request)))
+        self._later(lambda: self._check_update(agent_id, request))
+
+    def _check_update(self, agent_id: str, request: CheckUpdate) -> None:
+        answer = calls.check_update(self._agents[agent_id], request)
+        error = over_cap(encode(answer), self._cap)
+        self._engine.agent_answered(agent_id, answer if error is None else UpdateChecked(request.check, None, error))
 
     def dispatch(self, agent_id: str, node: str, task: RunTask) -> None:
         """Run a task."""
+        self.check_fits(task)
         self._tasks[task.execution_id] = (agent_id, node)
         self._later(lambda: self._run(agent_id, node, task))
+
+    def check_fits(self, message: Evaluate | RunTask | Partial | SubstepDone) -> None:
+        """Refuse what would be over the cap.
+
+        Raises:
+            FrameTooLarge: It is.
+        """
+        size = len(encode(message))
+        if size > self._cap:
+            raise FrameTooLarge(size, self._cap)
 
     def _later(self, work: Callable[[], None]) -> None:
         self._work.append(work)
@@ -222,6 +265,9 @@ class InlineWorkers:
         call = calls.TaskCall(agent, node, task, EDGE, deps, send, deadline, store)
         self._notes.begins(task.cell, task.execution_id)
         report = _await(call.run_async()) if is_async else call.run()
+        too_large = over_cap(encode(report), self._cap)
+        if too_large is not None:
+            report = TaskFailed(task.execution_id, EDGE, too_large, False)
         if deadline is not None and clock.monotonic() > deadline:
             late = failure(
                 "execution_timeout",
@@ -289,6 +335,7 @@ class _Partials:
         return self._number
 
     def _ask(self, message: Partial | SubstepDone) -> None:
+        self._workers.check_fits(message)
         self._workers.report_partial(self._agent_id, self._node, message)
         ack = self._workers.acknowledged(self._execution_id, self._number)
         if ack.error is not None:

@@ -212,6 +212,8 @@ class Supervisor:
             self._fatal(error, EXIT_USAGE)
             return
         self._apps_left.discard(index)
+        if error is not None:
+            self._engine.app_lost(reference, error)
         if not self._apps_left:
             self._requests.apps_ready()
             self._guard.send(Serving())

@@ -288,6 +288,9 @@ def test_headers_come_newest_first_filtered_and_limited(store):
     one = store.headers(agent=None, status=None, session="session-n7", limit=5)
     assert [each.name for each in one] == ["n7"]
     assert store.headers(**EVERY, limit=0) == []
+    older = store.headers(agent="b", status=None, session=None, limit=2, before=ids[7])
+    assert [each.name for each in older] == ["n5", "n3"]
+    assert store.headers(**EVERY, limit=5, before=ids[0]) == []
 
 
 def test_headers_with_a_word_in_another_field_do_not_match(store):

@@ -97,6 +97,9 @@ def test_option_that_cannot_be_is_refused(daemon: Daemon, option: str, value: ob
 
 
 RUN = {"type": "run", "agent": "echo", "invocation_id": "raw"}
+RECONCILE = {
+    "type": "reconcile", "invocation_id": "held", "task_id": "x", "request_id": "y", "by": "z", "retry": True
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -118,10 +121,12 @@ RUN = {"type": "run", "agent": "echo", "invocation_id": "raw"}
         ({"type": "stop_daemon", "drain_s": float("nan")}, "drain_s"),
         ({"type": "stop_daemon", "drain_s": float("inf")}, "drain_s"),
         ({"type": "stop_daemon", "drain_s": -1.0}, "drain_s"),
-        (
-            {"type": "reconcile", "invocation_id": "held", "task_id": "x", "request_id": "y", "by": "z"},
-            "exactly one",
-        ),
+        ({**RECONCILE, "error": "both"}, "exactly one"),
+        ({**RECONCILE, "by": ""}, "by"),
+        ({**RECONCILE, "by": "z" * 257}, "by"),
+        ({**RECONCILE, "request_id": ""}, "request_id"),
+        ({**RECONCILE, "request_id": "y" * 129}, "request_id"),
+        ({"type": "list_invocations", "after": "here"}, "after"),
         ([1, 2, 3], "array"),
         ("run", "str"),
     ],

@@ -115,6 +115,18 @@ def test_many_large_tasks_can_be_listed(daemon: Daemon):
     assert [task.step for task in tasks] == list(range(len(tasks)))
 
 
+def test_many_failures_with_long_tracebacks_can_be_listed(daemon: Daemon):
+    """Together they are over the cap, in which they come newest first all the same."""
+    runs = [daemon.client.run("flaky", {"raise": "KeyError", "until": 9, "say": "x" * 60_000}) for _ in range(24)]
+    for run in runs:
+        failed(run)
+    listed = daemon.client.invocations("flaky", "failed")
+    assert [each.id for each in listed[:24]] == [run.id for run in reversed(runs)]
+    assert sum(len(each.record.error.details["traceback"]) for each in listed[:24]) > CAP
+    assert [each.id for each in daemon.client.invocations("flaky", limit=20)] == [each.id for each in listed[:20]]
+    assert daemon.client.invocations("flaky", "recovery_required") == []
+
+
 def test_input_over_the_daemons_cap_is_an_error_on_either_side(daemon: Daemon):
     for client in (Client(daemon.socket), Client(daemon.socket, frame_cap_bytes=CAP)):
         with client:

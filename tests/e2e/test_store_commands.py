@@ -17,6 +17,7 @@ from hayata import Agent, Finish, Next
 from hayata.cli.root import run_command
 from hayata.errors import HayataError
 from tests.support.daemon import Daemon
+from tests.support.eventually import eventually
 
 WAIT_S = 20.0
 
@@ -229,17 +230,12 @@ def test_inline_runtime_is_maintained_in_the_same_way(tmp_path: Path) -> None:
         assert sorted(each.result(timeout=WAIT_S) for each in restored.invocations()) == [0, 2, 4]
 
 
-def test_export_of_a_long_journal_comes_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hayata_supervisor import requests
-
-    monkeypatch.setattr(requests, "DEFAULT_CAP_BYTES", 4000)
-    monkeypatch.setitem(requests.Requests.__init__.__kwdefaults__, "page_bytes", 2000)
-
+def test_export_of_a_long_journal_comes_in_pages(tmp_path: Path) -> None:
     def again(context: Any) -> Any:
-        return Next("double", "x" * 100) if context.step < 40 else Finish(None)
+        return Next("double", "x" * 3000) if context.step < 40 else Finish(None)
 
     many = Agent("many", nodes={"double": _double}, decision_policy=again)
-    with hayata.start(many, data_dir=tmp_path / "d", inline=True) as runtime:
+    with hayata.start(many, data_dir=tmp_path / "d", inline=True, frame_cap_bytes=1 << 16) as runtime:
         invocation = runtime.run("many")
         invocation.result(timeout=WAIT_S)
         lines = runtime.export(invocation.id)
@@ -247,3 +243,43 @@ def test_export_of_a_long_journal_comes_in_pages(tmp_path: Path, monkeypatch: py
     assert numbers == list(range(1, len(numbers) + 1))
     assert len([line for line in lines if line["kind"] == "task"]) == 40
     assert [line["sequence"] for line in lines if line["kind"] == "event"] == list(range(1, 83))
+    assert sum(len(json.dumps(line, default=str)) for line in lines) > 2 * (1 << 16)
+
+
+# ----------------------------------------------------------------------------------------- settings of a start
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_start_with_a_retention_removes_what_has_ended_for_that_long(tmp_path: Path, inline: bool) -> None:
+    with hayata.start(agent, data_dir=tmp_path, inline=inline) as runtime:
+        assert runtime.call("double", 1, invocation_id="old", timeout=WAIT_S) == 2
+    with hayata.start(agent, data_dir=tmp_path, inline=inline, retention="1d") as runtime:
+        assert [each.id for each in runtime.invocations()] == ["old"]
+    with hayata.start(agent, data_dir=tmp_path, inline=inline, retention=timedelta(0)) as runtime:
+        eventually(lambda: not runtime.invocations(), "it is removed")
+    for wrong in ("soon", -1, True):
+        with pytest.raises(HayataError, match="retention"):
+            hayata.start(agent, data_dir=tmp_path, inline=inline, retention=wrong)
+
+
+@pytest.mark.parametrize("place", ["input", "update", "state", "chunk", "decision"])
+def test_inline_runtime_has_the_frame_cap_of_a_daemon(tmp_path: Path, place: str) -> None:
+    cap = 1 << 16
+
+    def large(state: Any) -> dict[str, Any]:
+        if place == "chunk":
+            state["hayata_streamer"]({"chunk": "x" * cap})
+        return {"grown": ("x" * cap if place == "update" else "x" * (cap // 4))}
+
+    def again(context: Any) -> Any:
+        if context.step == 0:
+            return Next("large", "x" * cap if place == "decision" else None)
+        return Next("large") if place == "state" else Finish(None)
+
+    greedy = Agent("greedy", nodes={"large": large}, decision_policy=again, merge={"grown": "append"})
+    with hayata.start(greedy, data_dir=tmp_path, inline=True, frame_cap_bytes=cap) as runtime:
+        with pytest.raises(HayataError) as refused:
+            runtime.call("greedy", "x" * cap if place == "input" else None, stream=True, timeout=WAIT_S)
+        assert refused.value.code == "frame_too_large"
+    with pytest.raises(HayataError, match="frame_cap_bytes"):
+        hayata.start(greedy, data_dir=tmp_path, inline=True, frame_cap_bytes=10)

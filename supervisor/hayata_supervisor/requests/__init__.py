@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from hayata import messages as m
 from hayata.errors import HayataError
-from hayata.framing import DEFAULT_CAP_BYTES
 from hayata_supervisor.admin import Admin
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.engine import Engine
@@ -42,7 +41,7 @@ class Requests:
         tree: Callable[[], m.ProcessInfo],
         stop: Callable[[float | None], None],
         admin: Admin,
-        page_bytes: int = DEFAULT_CAP_BYTES // 2,
+        page_bytes: int,
     ) -> None:
         self._engine = engine
         self._tree = tree

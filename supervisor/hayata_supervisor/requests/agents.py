@@ -7,7 +7,10 @@ from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.engine import Agent
 from hayata_supervisor.hub import Sink
 from hayata_supervisor.requests.desk import Desk
+from hayata_supervisor.store.interface import Header
 from hayata_supervisor.tree.port import failure
+
+_HEADERS = 500  # the newest, in which agents of an app are looked for that can't tell them itself
 
 
 class Agents:
@@ -23,7 +26,39 @@ class Agents:
         if self._engine.apps_pending:
             self._desk.park(request, sink)
             return
-        sink.reply(m.AgentList([_agent_info(name, each) for name, each in self._engine.agents.items()]))
+        here = [_agent_info(name, each) for name, each in self._engine.agents.items()]
+        if not self._engine.lost_apps:
+            sink.reply(m.AgentList(here))
+            return
+        store = self._engine.store
+        self._desk.read(
+            lambda: store.headers(agent=None, status=None, session=None, limit=_HEADERS),
+            lambda headers: sink.reply(m.AgentList([*here, *self._lost_agents(headers)])),
+            sink,
+        )
+
+    def _lost_agents(self, headers: list[Header]) -> list[m.AgentInfo]:
+        """Agents that the store tells of and that no app defines: those of an app that can't be imported any more.
+
+        Which agents it defined, only the app knows. What is open counts, and what was run last.
+        """
+        engine = self._engine
+        versions = {header.agent: header.version for header in reversed(headers)}
+        for name, invocations in engine.unclaimed.items():
+            versions.setdefault(name, next(iter(invocations.values())).version)
+        return [
+            m.AgentInfo(
+                id=name,
+                version=version,
+                app=", ".join(engine.lost_apps),
+                status="failed",
+                nodes=[],
+                queued=sum(each.status == "queued" for each in engine.unclaimed.get(name, {}).values()),
+                error=engine.why_missing(name),
+            )
+            for name, version in sorted(versions.items())
+            if name not in engine.agents
+        ]
 
     def start(self, request: m.StartAgent, sink: Sink) -> None:
         """Load one more app."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hayata import messages as m
-from hayata.ids import Execution, parse_execution_id
+from hayata.ids import Execution, check_name, parse_execution_id
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.effects import Call
@@ -16,6 +16,8 @@ from hayata_supervisor.requests.looking import Looking
 from hayata_supervisor.requests.running import Running
 from hayata_supervisor.store.interface import Header
 from hayata_supervisor.tree.port import failure
+
+_MOST_AUTHOR = 256  # characters, as in `hayata.client.options`
 
 
 class Deciding:
@@ -38,7 +40,7 @@ class Deciding:
         again = [each for each in touched if request.changed == "restart" and each.status == "cancelled"]
         fresh = [self._running.restart(agent, each) for each in again]
         shown = [coordinator.overlay(each.id, info(each)) for each in touched]
-        self._when_all_durable([*(each.id for each in touched), *fresh], m.InvocationList(shown), sink)
+        self._when_all_durable([*(each.id for each in touched), *fresh], self._looking.page(shown), sink)
 
     def _when_all_durable(self, ids: list[bytes], answer: m.Answer, sink: Sink) -> None:
         left = [*ids]
@@ -67,7 +69,7 @@ class Deciding:
             if header.agent not in self._engine.agents and self._engine.apps_pending:
                 self._desk.park(request, sink)
             elif header.id in self._engine.open and header.agent not in self._engine.agents:
-                raise Refusal(failure("unknown_agent", f"no app defines agent {header.agent!r}"))
+                raise Refusal(self._engine.why_missing(header.agent))
             else:
                 self._engine.committer.barrier(header.id, [Call(lambda: self._looking.show(header, sink))])
 
@@ -77,6 +79,9 @@ class Deciding:
         """Settle an uncertain task."""
         if isinstance(request.result, m.Value) + (request.error is not None) + request.retry != 1:
             raise Refusal(failure("invalid_options", "reconcile needs exactly one of result, error and retry"))
+        check_name("request_id", request.request_id)
+        if not 1 <= len(request.by) <= _MOST_AUTHOR:
+            raise Refusal(failure("invalid_options", "by is no name", hint=f"1 to {_MOST_AUTHOR} characters"))
         execution = parse_execution_id(request.task_id)
         if execution is None:
             raise Refusal(

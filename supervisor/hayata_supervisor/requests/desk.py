@@ -42,6 +42,8 @@ class Desk:
         if self.engine.apps_pending:
             self.park(request, sink)
             return None
+        if self.engine.lost_apps and agent is None:
+            raise Refusal(self.engine.why_missing(name))
         known = ", ".join(self.engine.agents) or "none"
         raise Refusal(failure("unknown_agent", f"there is no agent {name!r}", hint=f"agents here: {known}"))
 

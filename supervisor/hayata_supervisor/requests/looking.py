@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hayata import messages as m
 from hayata_supervisor.core import facts as f
+from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.effects import Call
 from hayata_supervisor.core.invocation import info
 from hayata_supervisor.core.views import journal_page, tasks
@@ -11,8 +14,10 @@ from hayata_supervisor.hub import Follower, Sink
 from hayata_supervisor.requests.desk import Desk
 from hayata_supervisor.store.interface import Header, Loaded
 from hayata_supervisor.stored import info_of_header, restored
+from hayata_supervisor.tree.port import failure
 
-_TASK_BYTES = 1024  # of a task in a message, without what its node returned
+_ENTRY_BYTES = 1024  # of a task or an invocation in a message, without what its node returned and its error
+_HEADERS_A_PAGE = 500  # an error may have a traceback of 64 KB, and all of them are in memory at once
 _SETTLED = f.TERMINAL | {"uncertain", "recovery_required"}
 
 
@@ -28,6 +33,10 @@ class Looking:
         self._desk = desk
         self._engine = desk.engine
         self._page_bytes = page_bytes
+
+    def page(self, shown: list[m.InvocationInfo]) -> m.InvocationList:
+        """As many of them as one message holds."""
+        return m.InvocationList(shown[: _fitting(shown, self._page_bytes)])
 
     def look(self, request: m.GetInvocation | m.ListTasks, sink: Sink) -> None:
         """Show an invocation, or its tasks."""
@@ -81,19 +90,21 @@ class Looking:
 
     def list_invocations(self, request: m.ListInvocations, sink: Sink) -> None:
         """Show invocations, newest first."""
-        limit = max(1, min(request.limit, 10_000))
+        limit = max(1, min(request.limit, _HEADERS_A_PAGE))
+        before = _place(request.after)
         # Resting is derived: in the store these are running.
         status = "running" if request.status == "recovery_required" else request.status
 
         def answered(headers: list[Header]) -> None:
             shown = [self._engine.overlay(each.agent, each.id, info_of_header(each)) for each in headers]
-            if request.status is not None:
-                shown = [each for each in shown if each.status == request.status]
-            sink.reply(m.InvocationList(shown[:limit]))
+            count = _fitting(shown, self._page_bytes)
+            more = headers[count - 1].id.hex() if headers and (count < len(headers) or count == limit) else ""
+            wanted = [each for each in shown[:count] if request.status in (None, each.status)]
+            sink.reply(m.InvocationList(wanted, more))
 
         self._desk.read(
             lambda: self._engine.store.headers(
-                agent=request.agent, status=status, session=request.session, limit=limit
+                agent=request.agent, status=status, session=request.session, limit=limit, before=before
             ),
             answered,
             sink,
@@ -129,16 +140,33 @@ class Looking:
 def _page(found: list[m.TaskInfo], after: str, page_bytes: int) -> m.TaskList:
     """The tasks behind ``after``, as many as fit, one at least."""
     first = next((index + 1 for index, task in enumerate(found) if task.id == after), 0)
-    end, size = first, 0
-    while end < len(found):
-        size += _size(found[end])
-        if size > page_bytes and end > first:
-            break
-        end += 1
+    end = first + _fitting(found[first:], page_bytes)
     return m.TaskList(found[first:end], more=end < len(found))
 
 
-def _size(task: m.TaskInfo) -> int:
+def _place(after: str) -> bytes | None:
+    """Where a list goes on: the internal id that the page before has ended with."""
+    try:
+        place = bytes.fromhex(after)
+    except ValueError:
+        place = b"?"
+    if len(place) not in (0, 16):
+        raise Refusal(failure("invalid_options", f"after can't be {after[:60]!r}", hint="what the last page said"))
+    return place or None
+
+
+def _fitting(found: Sequence[m.TaskInfo | m.InvocationInfo], page_bytes: int) -> int:
+    """How many of them fit into a message, one at least."""
+    size = 0
+    for count, each in enumerate(found):
+        size += _size(each)
+        if size > page_bytes and count:
+            return count
+    return len(found)
+
+
+def _size(entry: m.TaskInfo | m.InvocationInfo) -> int:
     """About how many bytes it takes in a message."""
-    size = _TASK_BYTES + sum(memoryview(value).nbytes for value in (task.update or {}).values())
-    return size if task.error is None else size + len(task.error.message) + memoryview(task.error.details).nbytes
+    values = entry.update if isinstance(entry, m.TaskInfo) else None
+    size = _ENTRY_BYTES + sum(memoryview(value).nbytes for value in (values or {}).values())
+    return size if entry.error is None else size + len(entry.error.message) + memoryview(entry.error.details).nbytes

@@ -208,8 +208,16 @@ class Store(Protocol):
         """The invocation that holds the key."""
         ...
 
-    def headers(self, *, agent: str | None, status: str | None, session: str | None, limit: int) -> list[Header]:
-        """Headers that match, newest first, at most ``limit``."""
+    def headers(
+        self,
+        *,
+        agent: str | None,
+        status: str | None,
+        session: str | None,
+        limit: int,
+        before: bytes | None = None,
+    ) -> list[Header]:
+        """Headers that match, newest first, at most ``limit``; ``before``: only those with smaller internal ids."""
         ...
 
     def records(self, invocation: bytes, first: int) -> Iterator[tuple[int, bytes]]:

@@ -319,12 +319,19 @@ class LmdbStore:
         with self._reader() as reader:
             return reader.memory(agent, session)
 
-    def headers(self, *, agent: str | None, status: str | None, session: str | None, limit: int) -> list[Header]:
-        """Headers that match, newest first, at most ``limit``."""
+    def headers(
+        self,
+        *,
+        agent: str | None,
+        status: str | None,
+        session: str | None,
+        limit: int,
+        before: bytes | None = None,
+    ) -> list[Header]:
+        """Headers that match, newest first, at most ``limit``; ``before``: only those with smaller internal ids."""
         fields = {"agent": agent, "status": status, "session": session}
         wanted = {field: text for field, text in fields.items() if text is not None}
         matching: list[Header] = []
-        before: bytes | None = None
         while len(matching) < limit:
             with self._reader() as reader:
                 some, before = reader.headers(before, _HEADERS_AT_ONCE, wanted)

@@ -176,8 +176,16 @@ class MemoryStore:
         holder = self._keys.get(layout.key_key(agent, key))
         return None if holder is None else self._invocations[holder].header
 
-    def headers(self, *, agent: str | None, status: str | None, session: str | None, limit: int) -> list[Header]:
-        """Headers that match, newest first, at most ``limit``."""
+    def headers(
+        self,
+        *,
+        agent: str | None,
+        status: str | None,
+        session: str | None,
+        limit: int,
+        before: bytes | None = None,
+    ) -> list[Header]:
+        """Headers that match, newest first, at most ``limit``; ``before``: only those with smaller internal ids."""
         self._check_usable()
         matching = [
             kept.header
@@ -185,6 +193,7 @@ class MemoryStore:
             if agent in (None, kept.header.agent)
             and status in (None, kept.header.status)
             and session in (None, kept.header.session)
+            and (before is None or kept.header.id < before)
         ]
         return matching[: max(limit, 0)]
 

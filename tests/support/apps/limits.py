@@ -170,7 +170,7 @@ def flaky(state, ctx):
         at=time.monotonic(),
     )
     if ctx.attempt < ctx.input["until"]:
-        raise RAISES[ctx.input["raise"]]("not yet")
+        raise RAISES[ctx.input["raise"]](ctx.input.get("say", "not yet"))
     return {"attempt": ctx.attempt}
 
 
