@@ -124,7 +124,7 @@ def test_unasked_clean_exit_is_a_death(rig):
 
 
 def test_twenty_restarts_leave_no_descriptor_and_no_zombie(rig):
-    """P4, P8."""
+    """P4, rq 1193, and P8, circus 315, one level up."""
     guard = rig.start(limits={"deaths": 1000, "backoff": 0.001, "max_backoff": 0.001})
     counts = []
     for _ in range(20):

@@ -21,7 +21,7 @@ def _tree_of(path):
 
 
 def test_second_daemon_on_a_data_directory_is_refused_and_touches_nothing(rig):
-    """P16."""
+    """P16, supervisor 613."""
     first = rig.start()
     pid = rig.hear("start")["pid"]
     before = _tree_of(rig.data_dir)
@@ -34,7 +34,7 @@ def test_second_daemon_on_a_data_directory_is_refused_and_touches_nothing(rig):
 
 
 def test_second_daemon_on_a_socket_is_refused_and_the_first_still_serves(rig):
-    """P16."""
+    """P16, supervisor 613: a second daemon removed the first one's socket."""
     rig.start()
     pid = rig.hear("start")["pid"]
     second = rig.start(rig.launch(data_dir=f"{rig.home}/data2"))
@@ -44,7 +44,7 @@ def test_second_daemon_on_a_socket_is_refused_and_the_first_still_serves(rig):
 
 
 def test_what_a_lock_file_says_does_not_matter(rig):
-    """P15."""
+    """P15, gunicorn 3383: locks count, not pids; 1 is a process that lives."""
     os.mkdir(rig.data_dir)
     for name in ("guard.lock", "store.lock"):
         with open(f"{rig.data_dir}/{name}", "w") as file:

@@ -374,6 +374,7 @@ def test_reader_of_events_sees_each_number_once_over_a_restart(daemon: Daemon, t
 
 
 def test_second_daemon_gets_a_clear_error_and_the_first_still_serves_p16(site: Site):
+    """P16, supervisor 613."""
     first = site.daemon(agents="line").start()
     invocation = at_gate(first, "line")
     tree = first.tree()

@@ -166,6 +166,7 @@ def reconciled(pair: Pair, how: str) -> None:
 
 @pytest.mark.parametrize(("role", "how"), [("supervisor", "result"), ("guard", "error"), ("all", "retry")])
 def test_task_cut_off_with_its_supervisor_is_uncertain_until_it_is_reconciled_p2(daemon: Daemon, role: str, how: str):
+    """P2, loky 360: every worker dies with the supervisor, within a second, and the next one serves."""
     pair = Pair(daemon)
     kill(pair, role)
     with pytest.raises(RecoveryNeeded) as needed:

@@ -434,7 +434,7 @@ def test_driver_killed_takes_every_worker_with_it(rig):
 
 
 def test_sixty_crash_restarts_leave_the_number_of_descriptors_unchanged(rig):
-    """Case P8, circus 315. And P4: no zombie."""
+    """P8, circus 315. And P4, rq 1193: no zombie."""
     rig.dispatch("warm", value=1)
     rig.report("warm")
     rig.told("body")

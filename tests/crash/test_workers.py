@@ -105,6 +105,7 @@ def test_supervisor_killed_takes_forkserver_agent_node_and_edge_along(tmp_path: 
 
 
 def test_two_hundred_killed_tasks_leave_no_zombie_p4(supervisor: Supervisor):
+    """P4, rq 1193: a killed task is reaped."""
     node = supervisor.node("single")
     for number in range(200):
         end = _interrupted(node, node.run(f"t{number}", {"do": "kill_self"}))
@@ -115,6 +116,7 @@ def test_two_hundred_killed_tasks_leave_no_zombie_p4(supervisor: Supervisor):
 
 
 def test_hundred_crashes_leak_no_descriptor_p8(supervisor: Supervisor):
+    """P8, circus 315, in the node whose edges flap."""
     node = supervisor.node("single")
     held = 0
     for number in range(105):
@@ -127,6 +129,7 @@ def test_hundred_crashes_leak_no_descriptor_p8(supervisor: Supervisor):
 
 
 def test_worker_killed_is_eof_at_once_p9(supervisor: Supervisor):
+    """P9, dramatiq 707: nobody else holds the end that the worker wrote to."""
     for worker in (supervisor.node("single"), supervisor.fork("workshop", None)):
         killed = time.monotonic()
         worker.kill()

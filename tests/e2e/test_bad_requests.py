@@ -335,6 +335,7 @@ def test_request_number_may_be_used_again_after_its_answer(daemon: Daemon):
 
 def test_connections_that_only_hang_about_leave_nothing_behind(daemon: Daemon):
     eventually(lambda: all(each.status == "serving" for each in flat(daemon.client.tree())), "all workers")
+    assert daemon.client.call("echo", 0, timeout=WAIT_S) == {"echo": 0}  # it has an edge now
     before = descriptors(daemon)
     clients = [RawClient(daemon.socket, greet=number % 2 == 0) for number in range(200)]
     assert daemon.client.call("echo", 1, timeout=WAIT_S) == {"echo": 1}

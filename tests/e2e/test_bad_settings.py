@@ -59,6 +59,7 @@ def supervisor_command(site: Site, *arguments: str, before: Sequence[str] = ()) 
 
 
 def test_second_daemon_is_refused_and_the_first_goes_on_p16(site: Site):
+    """P16, supervisor 613, as the command says it."""
     daemon = site.daemon(APP).start()
     tree = daemon.tree()
     for data_dir, sock, code in (("d", "s2", "data_dir_in_use"), ("d2", "s", "socket_in_use")):

@@ -221,7 +221,7 @@ log.close(20.0)
 
 
 def test_signal_handler_that_logs_does_not_deadlock_or_raise():
-    """P7."""
+    """P7, gunicorn 2564: a handler that logs has interrupted a caller that logs."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "supervisor")])
     done = subprocess.run(
         [sys.executable, "-c", _HANDLER_THAT_LOGS],

@@ -172,6 +172,7 @@ def test_async_chunks_are_acknowledged(supervisor: Supervisor):
 
 @pytest.mark.parametrize(("name", "launch"), [("single", {}), ("many", {})])
 def test_five_megabytes_both_ways_at_once_p10(supervisor: Supervisor, name: str, launch: dict[str, int]):
+    """P10, zeek 3396: both directions are full, and both are read."""
     node = supervisor.node(name)
     size = 5_000_000
     for number in range(4):

@@ -171,7 +171,7 @@ def test_output_of_forkserver_and_agent_is_logged_with_their_names(rig):
 
 
 def test_dispatch_five_megabytes_both_ways_at_once_do_not_deadlock(rig):
-    """Case P10, zeek 3396."""
+    """P10, zeek 3396."""
     size = 5_000_000
     for number in range(4):
         rig.dispatch(f"e{number}", filler=size, do="echo")
