@@ -16,6 +16,9 @@ from hayata.errors import error_for
 SOCKET_PATH_BYTES = 107
 """Longest path in a ``sockaddr_un``: 108 bytes with the terminating zero (unix(7))."""
 
+GUARD_NAME = "hayata-guard"
+"""What the kernel calls the guard's process."""
+
 
 def default_socket(environ: Mapping[str, str] | None = None, uid: int | None = None) -> str:
     """Where a daemon listens unless it is told otherwise.

@@ -914,6 +914,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         cwd: The forkserver's working directory.
         argv: The forkserver's ``sys.argv``, for scripts that look at it while they are imported.
         value_fd: Number of an inherited, sealed memfd with cloudpickled agents, instead of ``apps``.
+        listen_fd: Number of an inherited socket, the service manager's, that listens at ``socket``; None: make one.
         control_fd: Number of an inherited SEQPACKET socket to the process that embeds the runtime; None for a daemon.
         parent_pid: Pid of that process; when it dies the runtime ends at once.
         log_level: Least level of our own log lines: debug, info, warning, error.
@@ -933,6 +934,7 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     cwd: str
     argv: list[str] = []
     value_fd: int | None = None
+    listen_fd: int | None = None
     control_fd: int | None = None
     parent_pid: int | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -119,6 +119,7 @@ def stop(ctx: click.Context, drain: float | None, socket: str | None) -> None:
     It lets running executions end, then exits. Waits until it is gone.
     """
     with open_client(ctx, socket) as client:
+        guard = client.tree().pid
         client.stop(drain)
         click.echo("stopping", err=True)
-        wait_gone(client.socket)
+        wait_gone(client.socket, guard)

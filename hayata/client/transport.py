@@ -7,6 +7,7 @@ thread, can be one as well.
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import time
@@ -91,8 +92,23 @@ def _absent(path: str, error: OSError) -> HayataError:
     )
 
 
-def wait_gone(path: str) -> None:
-    """Wait until nobody listens at ``path`` any more, by holding a connection until it ends."""
+def wait_gone(path: str, guard_pid: int) -> None:
+    """Wait until the daemon at ``path`` has ended.
+
+    By the pid of its guard, where that can be seen: nobody else ends last, and at a socket that a service manager
+    holds, a connection would start the next one. Else by holding a connection until it ends.
+    """
+    if _is_guard(guard_pid):
+        try:
+            pidfd = os.pidfd_open(guard_pid)
+        except OSError:
+            return
+        try:
+            if _is_guard(guard_pid):
+                _wait_for_end(pidfd)
+        finally:
+            os.close(pidfd)
+        return
     while True:
         try:
             sock = connect(path)
@@ -102,9 +118,22 @@ def wait_gone(path: str) -> None:
             time.sleep(_QUEUE_FULL_S)
             continue
         with sock:
-            poll = select.poll()
-            poll.register(sock, 0)  # its end is always told; what is said meanwhile is not for us
-            poll.poll()
+            _wait_for_end(sock, 0)  # its end is always told; what is said meanwhile is not for us
+
+
+def _is_guard(pid: int) -> bool:
+    """Whether the number names a guard here: the daemon may be in a container, and count its processes from one."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip() == address.GUARD_NAME
+    except OSError:
+        return False
+
+
+def _wait_for_end(file: int | socket.socket, events: int = select.POLLIN) -> None:
+    poll = select.poll()
+    poll.register(file, events)
+    poll.poll()
 
 
 def daemon_package(path: str, timeout_s: float) -> str:

@@ -26,6 +26,7 @@ from hayata.address import check_socket_path, default_socket
 from hayata.errors import HayataError, error_for
 from hayata.framing import DEFAULT_CAP_BYTES
 from hayata.messages import Launch
+from hayata_supervisor.process.activation import Passed
 
 DEFAULT_FILE = "hayata.toml"
 PREFIX = "HAYATA_"
@@ -178,11 +179,16 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environ if name.startswith(PREFIX) and name.upper() not in known)
 
 
-def launch(config: Config) -> Launch:
+def launch(config: Config, passed: Passed | None = None) -> Launch:
     """Make what the guard is started with: paths are absolute, apps look as they should.
 
+    Args:
+        config: The settings.
+        passed: The socket that the service manager listens on for us.
+
     Raises:
-        HayataError: ``invalid_options``: no app, an app that can't be one, a socket path that is too long.
+        HayataError: ``invalid_options``: no app, an app that can't be one, a socket path that is too long or not that
+            of the socket that was passed.
     """
     if not config.apps:
         raise error_for(
@@ -193,7 +199,8 @@ def launch(config: Config) -> Launch:
     return Launch(
         apps=[check_app(app) for app in config.apps],
         data_dir=os.path.abspath(config.data_dir),
-        socket=check_socket_path(os.path.abspath(config.socket) if config.socket else default_socket()),
+        socket=_socket(config.socket, passed),
+        listen_fd=None if passed is None else passed.fd,
         sys_path=[os.getcwd()],
         cwd=os.getcwd(),
         log_level=config.log_level,
@@ -205,6 +212,20 @@ def launch(config: Config) -> Launch:
         frame_cap_bytes=config.frame_cap_bytes,
         retention_s=durations.seconds(config.retention) if config.retention else None,
     )
+
+
+def _socket(setting: str, passed: Passed | None) -> str:
+    path = os.path.abspath(setting) if setting else ""
+    if passed is None:
+        return check_socket_path(path or default_socket())
+    if path and os.path.realpath(path) != os.path.realpath(passed.path):
+        raise error_for(
+            "invalid_options",
+            f"the socket is set to {path}, and the service manager has passed one at {passed.path}",
+            details={"path": path, "passed": passed.path},
+            hint="leave --socket, HAYATA_SOCKET and the file's socket out, or set the same path in the .socket unit",
+        )
+    return passed.path
 
 
 def check_app(app: str) -> str:

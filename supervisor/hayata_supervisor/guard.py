@@ -23,6 +23,7 @@ from typing import assert_never
 import msgspec
 
 from hayata import messages
+from hayata.address import GUARD_NAME
 from hayata.errors import HayataError
 from hayata.memfd import read_memfd
 from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, Stopping, StopRuntime
@@ -308,7 +309,7 @@ def guard_main(arguments: Sequence[str], *, limits: Limits | None = None, superv
     failpoints.enter("guard")
     open_missing_standard_streams()
     inbox = SignalInbox(getattr(signal, name) for name in _SIGNALS)
-    prctl.set_name("hayata-guard")
+    prctl.set_name(GUARD_NAME)
     try:
         option, number = arguments
         if option != "--launch-fd":

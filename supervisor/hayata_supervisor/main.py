@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from hayata.errors import HayataError, error_for
+from hayata_supervisor.process import activation
 from hayata_supervisor.process.spawn import module_command, open_missing_standard_streams
 
 EXIT_USAGE = 2
@@ -98,7 +99,7 @@ def command(app: tuple[str, ...], config: str | None, **options: str | None) -> 
     if app:
         flags["apps"] = list(app)
     loaded = configuration.load(flags, config)
-    launch = configuration.launch(loaded)
+    launch = configuration.launch(loaded, activation.take())
     for name in configuration.unknown_variables(os.environ):
         click.echo(f"hayata-supervisor: {name} in the environment is no setting, ignored", err=True)
     from hayata import messages

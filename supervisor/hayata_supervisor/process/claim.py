@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hayata.messages import Launch
 from hayata_supervisor.process import data_dir
-from hayata_supervisor.process.listener import Listener, listen
+from hayata_supervisor.process.listener import Listener, adopt, listen
 from hayata_supervisor.process.locks import FileLock
 from hayata_supervisor.process.stderr import Stderr
 from hayata_supervisor.process.supervised import Limits
@@ -50,7 +50,10 @@ def claim(launch: Launch, limits: Limits, stderr: Stderr) -> Claim:
         if orphan or swept:
             stderr.log("warning", "earlier runtime ended", supervisor=orphan, killed=len(swept))
         # Only now: an orphaned supervisor would still answer on its socket.
-        listener = listen(launch.socket, any_length=launch.control_fd is not None)
+        if launch.listen_fd is None:
+            listener = listen(launch.socket, any_length=launch.control_fd is not None)
+        else:
+            listener = adopt(launch.listen_fd, launch.socket)
     except BaseException:
         lock.release()
         raise

@@ -21,23 +21,27 @@ BACKLOG = 512
 class Listener:
     """A bound, listening, non-blocking stream socket.
 
+    Args:
+        lock: Of the path; None: the socket was passed to us, and the path is not ours to remove.
+
     Attributes:
         sock: The socket. Whoever inherits it accepts; the guard only holds it.
         path: Where clients find it.
     """
 
-    def __init__(self, sock: socket.socket, path: str, lock: locks.FileLock) -> None:
+    def __init__(self, sock: socket.socket, path: str, lock: locks.FileLock | None) -> None:
         self.sock = sock
         self.path = path
         self._lock = lock
-        found = os.lstat(path)
-        self._identity = found.st_dev, found.st_ino
+        self._identity = None if lock is None else _identity(path)
 
     def close(self) -> None:
-        """Close it, and remove the path if it is still this socket."""
+        """Close it, and remove the path if it is ours and still this socket."""
+        if self._lock is None:
+            self.sock.close()
+            return
         try:
-            found = os.lstat(self.path)
-            if (found.st_dev, found.st_ino) == self._identity:
+            if _identity(self.path) == self._identity:
                 os.unlink(self.path)
         except OSError:
             pass  # somebody was tidier
@@ -46,6 +50,13 @@ class Listener:
             self._lock.release(unlink=True)
         except OSError:
             pass  # the directory went first
+
+
+def adopt(fd: int, path: str) -> Listener:
+    """Take a listening socket that a service manager has passed; whoever may connect to it is the manager's matter."""
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)
+    return Listener(sock, path, None)
 
 
 def listen(path: str, *, any_length: bool = False) -> Listener:
@@ -139,6 +150,11 @@ def _bind(path: str) -> socket.socket:
     finally:
         os.umask(umask)
     return sock
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
 
 
 def _in_use(path: str) -> HayataError:
