@@ -172,6 +172,8 @@ def start(
     policy_timeout_s: float = 10.0,
     start_timeout_s: float = 60.0,
     node_retry_s: float = 60.0,
+    hang_timeout_s: float = 10.0,
+    stopped_timeout_s: float = 30.0,
     frame_cap_bytes: int = DEFAULT_CAP_BYTES,
     retention: str | float | timedelta | None = None,
 ) -> Runtime:
@@ -191,6 +193,8 @@ def start(
         policy_timeout_s: How long one evaluation of a decision policy may take.
         start_timeout_s: How long a worker may take to get ready, the app's import included.
         node_retry_s: How long a node that was given up rests before it is tried again.
+        hang_timeout_s: How long a worker that runs no code of yours may be silent before it is replaced.
+        stopped_timeout_s: How long a worker may be stopped (SIGSTOP) before it is killed.
         frame_cap_bytes: Largest message.
         retention: How long invocations are kept after their end: ``"30d"``, a timedelta or seconds; None: for ever.
 
@@ -226,6 +230,8 @@ def start(
         policy_timeout_s=_checked_seconds("policy_timeout_s", policy_timeout_s),
         start_timeout_s=_checked_seconds("start_timeout_s", start_timeout_s),
         node_retry_s=_checked_seconds("node_retry_s", node_retry_s),
+        hang_timeout_s=_checked_seconds("hang_timeout_s", hang_timeout_s),
+        stopped_timeout_s=_checked_seconds("stopped_timeout_s", stopped_timeout_s),
         frame_cap_bytes=cap_bytes,
         retention_s=retention_s,
     )

@@ -173,6 +173,16 @@ class ForkFailed(_Wire, frozen=True, tag="fork_failed"):
     error: ErrorInfo
 
 
+# S → F and N
+class Ping(_Wire, frozen=True, tag="ping"):
+    """Say that you live. Asked of the workers that run no user code; one that is silent for too long is killed."""
+
+
+# F and N → S
+class Pong(_Wire, frozen=True, tag="pong"):
+    """Answer to `Ping`."""
+
+
 # S → A
 class Evaluate(_Wire, frozen=True, tag="evaluate"):
     """Ask the decision policy. Answered by exactly one of the four below; answers come in the order of the asks."""
@@ -370,6 +380,13 @@ class EdgeStarted(_Wire, frozen=True, tag="edge_started"):
     pid: int
 
 
+class EdgeStopped(_Wire, frozen=True, tag="edge_stopped"):
+    """Somebody has stopped an edge (SIGSTOP), or it goes on (``stopped`` is False)."""
+
+    edge: str
+    stopped: bool
+
+
 class EdgeEnded(_Wire, frozen=True, tag="edge_ended"):
     """An edge is dead, reaped and swept. ``reason`` says why in a word or two, for people."""
 
@@ -398,12 +415,13 @@ class Output(_Wire, frozen=True, tag="output"):
 TaskEnd: TypeAlias = TaskCompleted | TaskFailed | TaskProbed | TaskInterrupted
 """How an execution ended: exactly one for each `RunTask`."""
 
-FromForkserver: TypeAlias = WorkerReady | WorkerFailed | Manifest | Forked | ForkFailed
+ToForkserver: TypeAlias = Ping
+FromForkserver: TypeAlias = WorkerReady | WorkerFailed | Manifest | Forked | ForkFailed | Pong
 ToAgent: TypeAlias = Evaluate | CheckUpdate | StopWorker
 FromAgent: TypeAlias = (
     WorkerReady | WorkerFailed | DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
 )
-ToNode: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
+ToNode: TypeAlias = RunTask | KillTask | PartialAck | Ping | StopWorker
 FromNode: TypeAlias = (
     WorkerReady
     | WorkerFailed
@@ -413,6 +431,8 @@ FromNode: TypeAlias = (
     | Partial
     | SubstepDone
     | TaskInterrupted
+    | EdgeStopped
+    | Pong
     | EdgeEnded
     | EdgeStartFailed
     | Output
@@ -771,7 +791,9 @@ class AgentList(_Named, frozen=True, tag="agents"):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge."""
+    """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge. ``status``: ``stopped`` is
+    one that somebody has stopped with a signal.
+    """
 
     role: str
     name: str
@@ -923,6 +945,8 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         policy_timeout_s: How long one policy evaluation may take.
         start_timeout_s: How long a worker may take to get ready, a forkserver's import included.
         node_retry_s: How long a given-up node or agent rests before it is tried again; doubles up to 10 times this.
+        hang_timeout_s: How long a node worker or forkserver may be silent when it is asked whether it lives.
+        stopped_timeout_s: How long a worker may be stopped (SIGSTOP).
         frame_cap_bytes: Largest message.
         retention_s: How long invocations are kept after their end; None: for ever.
     """
@@ -943,6 +967,8 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     policy_timeout_s: float = 10.0
     start_timeout_s: float = 60.0
     node_retry_s: float = 60.0
+    hang_timeout_s: float = 10.0
+    stopped_timeout_s: float = 30.0
     frame_cap_bytes: int = DEFAULT_CAP_BYTES
     retention_s: float | None = None
 

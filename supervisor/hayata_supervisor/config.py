@@ -30,7 +30,7 @@ from hayata_supervisor.process.activation import Passed
 
 DEFAULT_FILE = "hayata.toml"
 PREFIX = "HAYATA_"
-_NOT_SETTINGS = frozenset({"HAYATA_INSTANCE", "HAYATA_FAILPOINTS"})
+_NOT_SETTINGS = frozenset({"HAYATA_INSTANCE", "HAYATA_FAILPOINTS", "HAYATA_TEST_NO_PDEATHSIG"})
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _WEEK_S = 7 * 24 * 3600.0
 _LEAST_FRAME_BYTES = 64 * 1024
@@ -52,6 +52,8 @@ class Config(BaseSettings):
         policy_timeout: How long one policy evaluation may take.
         start_timeout: How long a worker may take to get ready, the import of the app included.
         node_retry: How long a given-up node or agent rests before it is tried again.
+        hang_timeout: How long a node worker or forkserver may be silent when it is asked whether it lives.
+        stopped_timeout: How long a worker may be stopped (SIGSTOP) before it is killed.
         frame_cap_bytes: Largest message between processes and to clients.
         retention: How long invocations are kept after their end, for example ``30d``; empty for ever.
     """
@@ -67,6 +69,8 @@ class Config(BaseSettings):
     policy_timeout: Seconds = 10.0
     start_timeout: Seconds = 60.0
     node_retry: Seconds = 60.0
+    hang_timeout: Seconds = 10.0
+    stopped_timeout: Seconds = 30.0
     frame_cap_bytes: int = Field(DEFAULT_CAP_BYTES, ge=_LEAST_FRAME_BYTES, le=_GREATEST_FRAME_BYTES)
 
     retention: str = ""
@@ -209,6 +213,8 @@ def launch(config: Config, passed: Passed | None = None) -> Launch:
         policy_timeout_s=config.policy_timeout,
         start_timeout_s=config.start_timeout,
         node_retry_s=config.node_retry,
+        hang_timeout_s=config.hang_timeout,
+        stopped_timeout_s=config.stopped_timeout,
         frame_cap_bytes=config.frame_cap_bytes,
         retention_s=durations.seconds(config.retention) if config.retention else None,
     )

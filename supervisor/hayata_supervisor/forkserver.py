@@ -38,6 +38,8 @@ from hayata.messages import (
     ForkFailed,
     Launch,
     Manifest,
+    Pong,
+    ToForkserver,
     WorkerFailed,
     WorkerReady,
     decoder,
@@ -60,6 +62,8 @@ _FORK_FDS = 4
 _PID = struct.Struct("i")
 
 _decode_fork = decoder(Fork).decode
+_decode = decoder(ToForkserver).decode
+_PONG = encode(Pong())
 
 
 class App(NamedTuple):
@@ -210,7 +214,9 @@ class ForkServer:
         self._reactor.run()
 
     def received(self, body: bytes) -> None:
-        """Nothing is ever sent to us here."""
+        """The supervisor asks whether we live; that is all that is ever sent to us here."""
+        _decode(body)
+        self._channel.send(_PONG)
 
     def closed(self, reason: FrameTooLarge | OSError | None) -> None:
         """The supervisor is gone, or wants us gone."""
@@ -257,8 +263,8 @@ class ForkServer:
         for node in self._app.manifests[request.agent].nodes:
             if node.name == request.node:
                 job = EdgeJob(agent, node, cap, self._app.notes)
-                timeout_s = self._launch.start_timeout_s
-                return lambda: node_worker.run(job, request.incarnation, timeout_s, _socket(fds[0]), _socket(fds[1]))
+                limits = node_worker.Patience(self._launch.start_timeout_s, self._launch.stopped_timeout_s)
+                return lambda: node_worker.run(job, request.incarnation, limits, _socket(fds[0]), _socket(fds[1]))
         raise error_for("unknown_node", f"agent {request.agent!r} has no node {request.node!r}")
 
     def _double_fork(self, request: Fork, fds: list[int], work: Callable[[], None]) -> int:

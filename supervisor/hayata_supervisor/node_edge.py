@@ -18,6 +18,7 @@ import msgspec
 from hayata.framing import FrameTooLarge
 from hayata.messages import ErrorInfo, StopWorker, WorkerFailed, WorkerReady, encode
 from hayata_supervisor import edge_worker, failpoints
+from hayata_supervisor.core.liveness import Pulse, Why
 from hayata_supervisor.process import prologue
 from hayata_supervisor.process.burial import Burial
 from hayata_supervisor.process.channel import Channel
@@ -25,6 +26,7 @@ from hayata_supervisor.process.descriptors import close_own, disown, own
 from hayata_supervisor.process.output import StreamName, WorkerOutput
 from hayata_supervisor.process.pidfd import Exit, open_child, reap, send_signal
 from hayata_supervisor.process.reactor import Reactor, Timer
+from hayata_supervisor.process.vigil import Vigil
 
 if TYPE_CHECKING:
     from hayata_supervisor.node_tasks import Task
@@ -101,6 +103,9 @@ class EdgeOwner(Protocol):
     def edge_said(self, edge: Edge, head: TaskHead, body: bytes) -> None:
         """It sent a frame that is about a task."""
 
+    def edge_stopped(self, edge: Edge, stopped: bool) -> None:
+        """Somebody has stopped it; or it goes on."""
+
     def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int) -> bool:
         """User code wrote lines; False if they can't be taken now."""
 
@@ -124,6 +129,7 @@ class EdgeSetting(NamedTuple):
     owner: EdgeOwner
     job: edge_worker.EdgeJob
     start_timeout_s: float
+    vigil: Vigil
 
 
 class Edge:
@@ -139,6 +145,7 @@ class Edge:
         exit: How it ended, once it is reaped.
         start_error: What it said when it could not start.
         idle_since: Monotonic seconds at which its last task ended.
+        pulse: Whether somebody has stopped it. It is never asked whether it lives, as it runs user code.
     """
 
     def __init__(
@@ -161,6 +168,7 @@ class Edge:
         self.exit: Exit | None = None
         self.start_error: ErrorInfo | None = None
         self.idle_since = 0.0
+        self.pulse = Pulse()
         self._setting = setting
         self._owner = setting.owner
         self._reactor = setting.reactor
@@ -171,6 +179,7 @@ class Edge:
             setting.start_timeout_s, lambda: self.kill("start timeout")
         )
         setting.reactor.watch_read(self.pidfd, self._died)
+        setting.vigil.watch(self.pidfd, self)
 
     # what it says
 
@@ -210,6 +219,16 @@ class Edge:
     def _printed(self, stream: StreamName, lines: list[str], dropped: int) -> bool:
         return self._owner.edge_printed(self, stream, lines, dropped)
 
+    # whether it is well
+
+    def stop_seen(self, stopped: bool) -> None:
+        """Somebody has stopped it; or it goes on."""
+        self._owner.edge_stopped(self, stopped)
+
+    def lose_patience(self, why: Why) -> None:
+        """It has been stopped for too long."""
+        self.kill(why)
+
     # how it ends
 
     def kill(self, why: str) -> None:
@@ -242,6 +261,7 @@ class Edge:
             return
         self.exit = ended
         self._cancel_timer()
+        self._setting.vigil.forget(self.pidfd)
         self._reactor.unwatch_read(self.pidfd)
         self._owner.edge_reaped(self)
         Burial(self._reactor, self._owner.is_known, self._buried).start()

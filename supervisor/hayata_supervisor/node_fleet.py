@@ -83,7 +83,7 @@ class Fleet:
         self._backoff_s = 0.0
         if not edge.tasks:
             edge.idle_since = clock.monotonic()
-        if len(edge.tasks) == self.slots - 1:
+        if len(edge.tasks) == self.slots - 1 and not edge.pulse.is_stopped:
             self._free.append(edge)
             if len(self._free) > 1 and self._idle_timer is None:
                 self._idle_timer = self._reactor.call_later(IDLE_S, self._let_go)
@@ -144,7 +144,13 @@ class Fleet:
         edge.idle_since = clock.monotonic()
         if self.stopping:
             edge.retire("stop")
-        elif not edge.retiring:
+        else:
+            self.put_back(edge)
+
+    def put_back(self, edge: Edge) -> None:
+        """``edge`` may take tasks again, if it can: one that is stopped would let them wait."""
+        fit = edge.ready and edge.exit is None and not (edge.retiring or edge.killed or edge.pulse.is_stopped)
+        if fit and len(edge.tasks) < self.slots and edge not in self._free:
             self._free.append(edge)
 
     # shrink

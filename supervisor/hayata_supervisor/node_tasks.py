@@ -94,7 +94,7 @@ def edge_lost(death: Death) -> ErrorInfo:
         message = "its edge worker was killed because another execution in it did not end"
         return interruption("edge_crashed", message, "neighbour", **details)
     if death.stopping:
-        return interruption("edge_crashed", "its edge worker was stopped", "stopped", **details)
+        return interruption("edge_crashed", "its node is being stopped", "shutdown", **details)
     if death.killed and death.exit.signal == signal.SIGKILL:
         message = f"its edge worker was killed: {death.killed}"
         return interruption("edge_crashed", message, death.killed, **details)

@@ -8,11 +8,13 @@ ready.
 from __future__ import annotations
 
 import gc
+import math
 import os
+import signal
 import socket
 import sys
 from collections import deque
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -23,10 +25,13 @@ from hayata.messages import (
     EdgeEnded,
     EdgeStarted,
     EdgeStartFailed,
+    EdgeStopped,
     ErrorInfo,
     KillTask,
     NodeManifest,
     Output,
+    Ping,
+    Pong,
     StopWorker,
     TaskInterrupted,
     WorkerReady,
@@ -44,6 +49,8 @@ from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.descriptors import PacketSender, own
 from hayata_supervisor.process.output import StreamName
 from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.process.signals import SignalInbox
+from hayata_supervisor.process.vigil import Vigil
 
 CANCEL_GRACE_S = 1.0
 """How long a cancelled coroutine may take to end before its edge is killed."""
@@ -69,18 +76,28 @@ class AckHead(_Head, tag="partial_ack"):
     execution_id: str
 
 
-Head: TypeAlias = RunHead | AckHead | KillTask | StopWorker
+class Patience(NamedTuple):
+    """How long an edge may take to get ready, and may be stopped, in seconds."""
 
+    start_timeout_s: float
+    stopped_timeout_s: float
+
+
+Head: TypeAlias = RunHead | AckHead | KillTask | Ping | StopWorker
+
+_PONG = encode(Pong())
 _decode_head = msgspec.msgpack.Decoder(Head).decode
 
 
-def run(job: EdgeJob, incarnation: str, start_timeout_s: float, stream: socket.socket, packets: socket.socket) -> None:
+def run(job: EdgeJob, incarnation: str, patience: Patience, stream: socket.socket, packets: socket.socket) -> None:
     """Work until told to stop, or until the supervisor is gone."""
     worker_logging.install(job.agent.id, job.node.name)  # for the edges, which inherit it and share its pages
     reactor = Reactor(forks=True)
-    for fd in reactor.descriptors:
+    inbox = SignalInbox([signal.SIGCHLD])
+    for fd in (*reactor.descriptors, *inbox.descriptors):
         own(fd)
-    worker = NodeWorker(reactor, job, incarnation, start_timeout_s, stream, packets)
+    worker = NodeWorker(reactor, job, incarnation, patience, stream, packets)
+    reactor.watch_read(inbox.fd, lambda: worker.children_changed(inbox))
     gc.collect()
     gc.freeze()
     worker.run()
@@ -94,7 +111,7 @@ class NodeWorker:
         reactor: Reactor,
         job: EdgeJob,
         incarnation: str,
-        start_timeout_s: float,
+        patience: Patience,
         stream: socket.socket,
         packets: socket.socket,
     ) -> None:
@@ -103,7 +120,9 @@ class NodeWorker:
         self._incarnation = incarnation
         self._channel = Channel(reactor, stream, self, cap_bytes=job.cap_bytes)
         self._packets = PacketSender(reactor, packets)
-        setting = EdgeSetting(reactor, self, job, start_timeout_s)
+        # Edges run user code, so they are not asked whether they live.
+        self._vigil = Vigil(reactor, hang_s=math.inf, stopped_s=patience.stopped_timeout_s)
+        setting = EdgeSetting(reactor, self, job, patience.start_timeout_s, self._vigil)
         self._fleet = Fleet(setting, incarnation, self._edge_started, self._fork_refused, self._grow)
         self._tasks: dict[str, Task] = {}
         self._queue: deque[Task] = deque()
@@ -139,6 +158,8 @@ class NodeWorker:
             task = self._tasks.get(head.execution_id)
             if task is not None:
                 self._cut_off(task, told_to_end(head.reason), head.reason)
+        elif isinstance(head, Ping):
+            self._channel.send(_PONG)
         else:
             self._stop()
 
@@ -153,14 +174,14 @@ class NodeWorker:
     def _stop(self) -> None:
         self._fleet.stop()
         while self._queue:
-            self._interrupted(self._queue.popleft(), never_ran("stopped"), started=False)
+            self._interrupted(self._queue.popleft(), never_ran("shutdown"), started=False)
 
     # tasks
 
     def _accept(self, task: Task) -> None:
         self._tasks[task.execution_id] = task
         if self._fleet.stopping:
-            self._interrupted(task, never_ran("stopped"), started=False)
+            self._interrupted(task, never_ran("shutdown"), started=False)
             return
         self._queue.append(task)
         self._hand_over()
@@ -218,6 +239,20 @@ class NodeWorker:
         self._channel.send(encode(TaskInterrupted(task.execution_id, edge, error, started)))
 
     # edges
+
+    def children_changed(self, inbox: SignalInbox) -> None:
+        """SIGCHLD has come: an edge has died, was stopped or goes on."""
+        inbox.take()
+        self._vigil.children_changed()
+
+    def edge_stopped(self, edge: Edge, stopped: bool) -> None:
+        """Somebody has stopped it, or it goes on. Meanwhile it gets no task, which would only wait in it."""
+        self._channel.send(encode(EdgeStopped(edge.id, stopped)))
+        if stopped:
+            self._fleet.withdraw(edge)
+        else:
+            self._fleet.put_back(edge)
+            self._hand_over()
 
     def is_known(self, pid: int) -> bool:
         """Whether ``pid`` is an edge that isn't reaped."""

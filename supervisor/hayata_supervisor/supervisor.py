@@ -143,7 +143,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until told to stop; return the exit code."""
-        inbox = SignalInbox([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        inbox = SignalInbox([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD])
         self._reactor.watch_read(inbox.fd, lambda: self._signalled(inbox))
         self._beat()
         self._tree.start()
@@ -192,9 +192,11 @@ class Supervisor:
         self._drain(message.drain_s)
 
     def _signalled(self, inbox: SignalInbox) -> None:
-        """Signals are the guard's; one that was sent to us is passed on to it."""
+        """Signals are the guard's; one that was sent to us is passed on to it. SIGCHLD tells of our own children."""
         for number in inbox.take():
-            if number != signal.SIGHUP:
+            if number == signal.SIGCHLD:
+                self._tree.children_changed()
+            elif number != signal.SIGHUP:
                 self._stop_asked(None)
 
     def _stop_asked(self, drain_s: float | None) -> None:

@@ -21,7 +21,7 @@ from tests.support.tree_rig import APP, BROKEN_APP, TreeRig, kill
 
 QUICK = {
     "node_link.UNANSWERED_S": 1.0,
-    "node_link.PROBED_AFTER_S": 0.2,
+    "node_link.ASKED_AFTER_S": 0.2,
     "forkserver_link.FORK_TIMEOUT_S": 1.0,
 }
 

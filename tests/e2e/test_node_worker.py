@@ -302,7 +302,7 @@ def test_stop_cuts_off_a_long_task_and_refuses_a_waiting_one(supervisor: Supervi
     assert isinstance(refused, TaskInterrupted)
     assert (refused.started, refused.error.code) == (False, "node_unavailable")
     assert isinstance(cut, TaskInterrupted)
-    assert (cut.started, details(cut.error)["reason"]) == (True, "stopped")
+    assert (cut.started, details(cut.error)["reason"]) == (True, "shutdown")
     assert node.wait_dead().code == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import time
 from contextlib import contextmanager
 from uuid import uuid4
@@ -89,6 +90,14 @@ async def nap(state, ctx):
     return result
 
 
+def halt(state, ctx):
+    """Be stopped, and go on."""
+    with chaos.body(ctx) as result:
+        subprocess.run(["sh", "-c", "kill -STOP $PPID; sleep 0.1; kill -CONT $PPID"], check=True)
+        chaos.add(ctx, result)
+    return result
+
+
 def silent(state, ctx):
     """Write nothing: the checks know nothing of this one's invocations."""
     return {"sum": 1}
@@ -133,6 +142,12 @@ agents = [
         id="payer",
         nodes=[Node(pay, interrupted=Probe(was_paid))],
         decision_policy=chaos.in_line("pay", "pay"),
+        **_SUM,
+    ),
+    Agent(
+        id="halting",
+        nodes=[Node(halt, interrupted=chaos.RERUN)],
+        decision_policy=chaos.in_line("halt", "halt"),
         **_SUM,
     ),
     Agent(id="sleeper", nodes=[Node(nap)], decision_policy=chaos.in_line("nap"), **_SUM),

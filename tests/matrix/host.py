@@ -63,6 +63,7 @@ class Host(Runtime):
             start_timeout_s=20.0,
             policy_timeout_s=5.0,
             node_retry_s=1.0,
+            hang_timeout_s=4.0,
         )
         launch_fd = sealed_memfd("hayata-launch", encode(launch))
         with theirs, open(self.log, "ab") as log:

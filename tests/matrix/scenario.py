@@ -73,6 +73,7 @@ class Clients:
                 self._followed("drip", {"chunks": 4}, stream=True),
                 self._awaited("walker"),
                 self._awaited("payer"),
+                self._awaited("halting"),
                 self._awaited("large"),
                 self._awaited("family"),
                 self._awaited("manual"),

@@ -1,4 +1,6 @@
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +123,8 @@ def test_launch_has_absolute_paths_and_every_setting(tmp_path):
                 "policy_timeout": 2,
                 "start_timeout": 3,
                 "node_retry": 4,
+                "hang_timeout": 5,
+                "stopped_timeout": 6,
                 "frame_cap_bytes": 100_000,
             }
         )
@@ -131,6 +135,7 @@ def test_launch_has_absolute_paths_and_every_setting(tmp_path):
     assert (launch.log_format, launch.log_level) == ("json", "error")
     durations = (launch.drain_timeout_s, launch.policy_timeout_s, launch.start_timeout_s, launch.node_retry_s)
     assert durations == (1.0, 2.0, 3.0, 4.0)
+    assert (launch.hang_timeout_s, launch.stopped_timeout_s) == (5.0, 6.0)
     assert launch.frame_cap_bytes == 100_000
     assert launch.control_fd is launch.parent_pid is launch.value_fd is None
 
@@ -199,3 +204,13 @@ def test_retention_is_a_duration_and_nothing_without_it():
     assert config.launch(config.load({"apps": ["a.b:c"]})).retention_s is None
     _file('retention = "30d"')
     assert config.launch(config.load({"apps": ["a.b:c"]})).retention_s == 30 * 86400
+
+
+def test_every_setting_is_in_the_documentation_with_its_default():
+    text = (Path(__file__).parents[2] / "docs/operations.md").read_text("utf-8")
+    table = text.partition("## Settings")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.M))
+    assert list(rows) == list(config.Config.model_fields)
+    for name, field in config.Config.model_fields.items():
+        if isinstance(field.default, float):
+            assert rows[name] == f"{field.default:g}", name

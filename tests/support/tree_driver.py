@@ -3,8 +3,10 @@
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
+import time
 
 import msgspec
 
@@ -12,6 +14,7 @@ from hayata import messages
 from hayata.memfd import read_memfd
 from hayata_supervisor.process import prctl
 from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.process.signals import SignalInbox
 from hayata_supervisor.process.spawn import keep_descriptors_to_ourselves
 from hayata_supervisor.tree import WorkerTree
 
@@ -102,9 +105,21 @@ class Driver:
         self.rest = b""
 
     def run(self):
+        inbox = SignalInbox([signal.SIGCHLD])
+        self.reactor.watch_read(inbox.fd, lambda: self.children_changed(inbox))
         self.reactor.watch_read(0, self.readable)
         self.tree.start()
         self.reactor.run()
+
+    def children_changed(self, inbox):
+        inbox.take()
+        self.tree.children_changed()
+
+    def block(self, gate):
+        """Let the loop stand still until there is a file."""
+        say("blocked")
+        while not os.path.exists(gate):
+            time.sleep(0.001)
 
     def readable(self):
         data = os.read(0, 1 << 20)

@@ -10,6 +10,10 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
+NO_DEATH_SIGNAL = "HAYATA_TEST_NO_PDEATHSIG"
+"""For tests: with this in its environment a process does without PDEATHSIG, as where setuid has cleared it. What the
+kernel would have killed, the edge watcher and the sweeps must."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,6 +34,8 @@ def die_with_parent() -> None:
     Set it from the main thread of a process whose parent forks from its own main thread. It is cleared by fork and by
     setuid. The caller must compare ``os.getppid()`` afterwards: the parent may have died before the call.
     """
+    if os.environ.get(NO_DEATH_SIGNAL):
+        return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -26,8 +26,16 @@ class SignalInbox:
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, self._note)
+            if number == signal.SIGCHLD:
+                # It comes often, and to any thread: no system call that can be restarted shall fail for it.
+                signal.siginterrupt(number, False)
         # Whoever exec'd us may have blocked them, so that none got lost until now.
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Its descriptors, for a child that must close them after fork."""
+        return [self.fd, self._write_fd]
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._came.append(number)

@@ -58,6 +58,7 @@ class AgentLink(WorkerLink):
     """See the module."""
 
     role = "agent"
+    listens = False
 
     def __init__(self, ground: Ground, forks: Forks, manifest: AgentManifest) -> None:
         super().__init__(ground, forks, manifest.id, None, manifest.supervision, _DECODER)
@@ -163,7 +164,7 @@ class AgentLink(WorkerLink):
         head.crashes += 1
         if head.crashes < MOST_CRASHES:
             return None
-        return self._crash("agent_crashed", incarnation.exit, f"it evaluated a decision, {MOST_CRASHES} times")
+        return self._crash("agent_crashed", incarnation, f"it evaluated a decision, {MOST_CRASHES} times")
 
     def _gave_up(self, error: ErrorInfo) -> None:
         self._unavailable = error

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hayata.messages import EdgeEnded, EdgeStarted, ProcessInfo, decoder
+from hayata.messages import EdgeEnded, EdgeStarted, EdgeStopped, ProcessInfo, decoder
 from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.descriptors import Packet, receive_packet
@@ -24,6 +24,7 @@ _decode = decoder(EdgeStarted).decode
 class _Edge(NamedTuple):
     pid: int
     started_at: float
+    stopped: bool = False
 
 
 class EdgeBook:
@@ -96,12 +97,22 @@ class EdgeBook:
             self._key = key
         return True
 
-    def ended(self, message: EdgeEnded) -> None:
-        """The node has buried this edge."""
-        if message.edge not in self._edges:
-            # Its start came over the other channel, and may not have been read.
+    def stopped(self, message: EdgeStopped) -> None:
+        """Somebody has stopped this edge, or it goes on."""
+        self._find(message.edge)
+        edge = self._edges.get(message.edge)
+        if edge is not None:
+            self._edges[message.edge] = edge._replace(stopped=message.stopped)
+
+    def _find(self, edge: str) -> None:
+        """Its start came over the other channel, and may not have been read."""
+        if edge not in self._edges:
             while self._read():
                 pass
+
+    def ended(self, message: EdgeEnded) -> None:
+        """The node has buried this edge."""
+        self._find(message.edge)
         if self._edges.pop(message.edge, None) is not None and self._key is not None:
             self._watcher.forget_edge(self._key, message.edge)
 
@@ -141,6 +152,6 @@ class EdgeBook:
     def infos(self) -> list[ProcessInfo]:
         """Describe the edges, oldest first."""
         return [
-            ProcessInfo("edge", name, edge.pid, "serving", started_at=edge.started_at)
+            ProcessInfo("edge", name, edge.pid, "stopped" if edge.stopped else "serving", started_at=edge.started_at)
             for name, edge in self._edges.items()
         ]

@@ -24,6 +24,7 @@ from hayata.messages import (
     ForkFailed,
     FromForkserver,
     Manifest,
+    Pong,
     ProcessInfo,
     SupervisionManifest,
     WorkerFailed,
@@ -35,7 +36,7 @@ from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.reactor import Callback, Timer
 from hayata_supervisor.process.spawn import spawn_module
-from hayata_supervisor.tree.incarnation import Incarnation, lines_to
+from hayata_supervisor.tree.incarnation import Incarnation
 from hayata_supervisor.tree.port import failure
 from hayata_supervisor.tree.restarter import Restarter
 from hayata_supervisor.tree.worker_link import Ground, Status, WorkerLink
@@ -144,15 +145,7 @@ class ForkserverLink:
         self._start_timer = self._reactor.call_later(self._ground.launch.start_timeout_s, self._start_timed_out)
 
     def _spawn(self) -> Incarnation:
-        ground = self._ground
-        incarnation = Incarnation(
-            self._reactor,
-            ground.graveyard,
-            self,
-            _DECODER,
-            ground.launch.frame_cap_bytes,
-            lines_to(ground.log, "", ""),
-        )
+        incarnation = Incarnation(self._ground, self, {"app": self.app.reference}, _DECODER)
         ends = incarnation.child_ends
         stream, fds = ends.stream.fileno(), ends.fds.fileno()
         arguments = ["--stream-fd", stream, "--fds-fd", fds, "--launch-fd", self.app.launch_fd]
@@ -162,7 +155,7 @@ class ForkserverLink:
                 "hayata_supervisor.forkserver",
                 [str(argument) for argument in arguments],
                 pass_fds=(stream, fds, self.app.launch_fd, *self.app.pass_fds),
-                environ=ground.environ,
+                environ=self._ground.environ,
                 move_fds={1: ends.stdout, 2: ends.stderr},
             )
         except OSError:
@@ -173,7 +166,7 @@ class ForkserverLink:
             incarnation.adopt(pid)
         except OSError:
             incarnation.close()
-            ground.graveyard.sweep(lambda: None)
+            self._ground.graveyard.sweep(lambda: None)
             raise
         return incarnation
 
@@ -204,6 +197,9 @@ class ForkserverLink:
                 self._answered(message.request, lambda link: link.forked(message.pid))
             case ForkFailed():
                 self._answered(message.request, lambda link: link.fork_failed(message.error))
+            case Pong():
+                if self._incarnation is not None:
+                    self._incarnation.pulse.answered()
 
     def _loaded(self, manifests: list[AgentManifest]) -> None:
         if self.status != "starting":
@@ -218,6 +214,8 @@ class ForkserverLink:
             self._imported_once = True
             self._killed_imports = 0
             self.status = "serving"
+            assert self._incarnation is not None
+            self._incarnation.expect_answers()
             self.pump()
 
     def broken(self, reason: str) -> None:
@@ -302,7 +300,7 @@ class ForkserverLink:
             self._fork_timer = self._reactor.call_at(due, self._look_at_forks)
             return
         self._error = failure("agent_start_failed", f"the forkserver of {self.app.reference} hangs")
-        self._incarnation.kill()
+        self._incarnation.lose_patience("stopped" if self._incarnation.stopped else "hung")
 
     # Death
 
@@ -329,7 +327,7 @@ class ForkserverLink:
         incarnation, self._incarnation = self._incarnation, None
         assert incarnation is not None
         incarnation.drain()
-        self.last_exit = str(incarnation.exit)
+        self.last_exit = incarnation.ending
         if self.status == "stopping":
             self._finish_stop()
             return
@@ -388,7 +386,7 @@ class ForkserverLink:
             role="forkserver",
             name=self.app.reference,
             pid=(incarnation.pid or 0) if incarnation else 0,
-            status=self.status,
+            status="stopped" if incarnation and incarnation.stopped else self.status,
             incarnation=incarnation.id if incarnation else "",
             started_at=incarnation.started_at if incarnation else None,
             restarts=self._restarter.restarts,

@@ -7,28 +7,31 @@ one. After the death its owner buries what it left behind, then calls `drain`, a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import sys
-import termios
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import uuid4
 
 import msgspec
 
 from hayata.framing import FrameTooLarge
-from hayata.messages import Output, StopWorker, encode
+from hayata.messages import Output, Ping, StopWorker, encode
+from hayata_supervisor.core.liveness import Pulse, Why
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.output import Deliver, WorkerOutput
 from hayata_supervisor.process.pidfd import Exit, open_pidfd, reap, send_signal
-from hayata_supervisor.process.reactor import Reactor, Timer
-from hayata_supervisor.tree.graveyard import Graveyard
+from hayata_supervisor.process.reactor import Timer
 from hayata_supervisor.tree.port import Log
+
+if TYPE_CHECKING:
+    from hayata_supervisor.tree.worker_link import Ground
 
 _EOF_GRACE_S = 1.0
 _STOP = encode(StopWorker())
+_PING = encode(Ping())
+_KILLED_FOR = {"stopped": "stopped for too long", "hung": "silent for too long"}
 
 
 class ChildEnds(NamedTuple):
@@ -62,43 +65,48 @@ class Incarnation:
     """See the module.
 
     Args:
-        reactor: The loop.
-        graveyard: Where its pid is registered.
+        ground: What the tree stands on.
         owner: Who hears of it.
+        names: Whose process it is, for the log.
         decoder: For what comes over the stream.
-        cap_bytes: Largest frame.
-        deliver: Takes the lines of its stdout and stderr.
 
     Raises:
         OSError: No descriptors are left.
+
+    Attributes:
+        pulse: Whether it is well.
+        killed_for: Why patience with it was lost; None for a process that ended otherwise.
     """
 
     def __init__(
         self,
-        reactor: Reactor,
-        graveyard: Graveyard,
+        ground: Ground,
         owner: Owner,
+        names: Mapping[str, str],
         decoder: msgspec.msgpack.Decoder[Any],
-        cap_bytes: int,
-        deliver: Deliver,
     ) -> None:
         self.id = uuid4().hex
         self.asked_at = clock.monotonic()
         self.started_at = clock.wall()
         self.pid: int | None = None
         self.exit: Exit | None = None
-        self._reactor = reactor
-        self._graveyard = graveyard
+        self.pulse = Pulse()
+        self.killed_for: Why | None = None
+        self._reactor = ground.reactor
+        self._graveyard = ground.graveyard
+        self._vigil = ground.vigil
+        self._log = ground.log
         self._owner = owner
+        self._names = names
         self._decode = decoder.decode
         self._pidfd: int | None = None
         self._doomed = False
         self._kill_timer: Timer | None = None
         stdout, stderr, child_ends, stream, self.fds = _descriptors()
         self._child_ends: ChildEnds | None = child_ends
-        self._stream_fd = stream.fileno()
-        self.stream = Channel(reactor, stream, self, cap_bytes=cap_bytes)
-        self._output = WorkerOutput(reactor, stdout, stderr, deliver)
+        self.stream = Channel(ground.reactor, stream, self, cap_bytes=ground.launch.frame_cap_bytes)
+        deliver = lines_to(ground.log, names.get("agent", ""), names.get("node", ""))
+        self._output = WorkerOutput(ground.reactor, stdout, stderr, deliver)
 
     # Birth
 
@@ -137,6 +145,7 @@ class Incarnation:
         self._graveyard.register(pid)
         self._graveyard.fork_settled(self.id)
         self._reactor.watch_read(pidfd, self._dead)
+        self._vigil.watch(pidfd, self)
         if self._doomed:
             send_signal(pidfd)
         return True
@@ -153,16 +162,6 @@ class Incarnation:
     def alive(self) -> bool:
         """Whether the process can still be talked to."""
         return self._pidfd is not None and self.stream.open
-
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes that were sent over the stream and that the worker has not read, roughly. 0 when it is
-        closed.
-        """
-        if not self.stream.open:
-            return 0
-        in_kernel = fcntl.ioctl(self._stream_fd, termios.TIOCOUTQ, bytes(4))
-        return self.stream.queued_bytes + int.from_bytes(in_kernel, sys.byteorder)
 
     def received(self, body: bytes) -> None:
         """One frame of the stream."""
@@ -190,6 +189,41 @@ class Incarnation:
         self.kill()
         self.stream.close()
 
+    # Whether it is well
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it with a signal."""
+        return self.pulse.is_stopped
+
+    def expect_answers(self) -> None:
+        """Ask it from now on, every second or two, whether it lives."""
+        if self._pidfd is not None:  # else this is one of its last words
+            self._vigil.expect_answers(self._pidfd, self.ping)
+
+    def ping(self) -> None:
+        """Ask it whether it lives; whoever takes its `Pong` calls `Pulse.answered`."""
+        self.pulse.asked(clock.monotonic())
+        self.stream.send(_PING)
+
+    def stop_seen(self, stopped: bool) -> None:
+        """Somebody has stopped it; or it goes on."""
+        if stopped:
+            self._log.warning("worker stopped", **self._names, pid=self.pid)
+        else:
+            self._log.info("worker goes on", **self._names, pid=self.pid)
+
+    def lose_patience(self, why: Why) -> None:
+        """Kill it because it is stopped or hangs."""
+        self.killed_for = self.killed_for or why
+        self._log.error("worker killed", **self._names, pid=self.pid, reason=why)
+        self.kill()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, for people."""
+        return str(self.exit) if self.killed_for is None else f"{self.exit}, as it was {_KILLED_FOR[self.killed_for]}"
+
     # Death
 
     def stop(self, grace_s: float) -> None:
@@ -214,6 +248,7 @@ class Incarnation:
     def _dead(self) -> None:
         pidfd, self._pidfd = self.pidfd, None
         self._reactor.unwatch_read(pidfd)
+        self._vigil.forget(pidfd)
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self.exit = reap(pidfd)

@@ -14,6 +14,7 @@ from hayata.messages import (
     AgentManifest,
     EdgeEnded,
     EdgeStartFailed,
+    EdgeStopped,
     ErrorInfo,
     FromNode,
     KillTask,
@@ -21,6 +22,7 @@ from hayata.messages import (
     Output,
     Partial,
     PartialAck,
+    Pong,
     ProcessInfo,
     RunTask,
     SubstepDone,
@@ -40,17 +42,14 @@ from hayata_supervisor.tree.port import TaskReport, failure
 from hayata_supervisor.tree.worker_link import CONGESTED_BYTES, Forks, Ground, WorkerLink
 
 UNANSWERED_S = 5.0
-"""A node that is this late with an end that was due, and does not read what it is sent, hangs, and is killed.
-"""
+"""A node that is this late with an end that was due, and does not answer, hangs, and is killed."""
 
-PROBED_AFTER_S = 1.0
-"""How late an end may be before the node is probed. It may be late for a reason: the clock of a task starts
-when an edge takes it, and an edge may take long to start.
+ASKED_AFTER_S = 1.0
+"""How late an end may be before the node is asked whether it lives. It may be late for a reason: the clock of a task
+starts when an edge takes it, and an edge may take long to start.
 """
 
 _LOOK_S = 0.5
-_PROBE = encode(PartialAck("", 0, None))
-"""A frame that a node takes and forgets: it speaks of no task."""
 
 _DECODER = decoder(FromNode)
 
@@ -73,6 +72,7 @@ class NodeLink(WorkerLink):
     """See the module."""
 
     role = "node"
+    listens = True
 
     def __init__(self, ground: Ground, forks: Forks, manifest: AgentManifest, node: NodeManifest) -> None:
         super().__init__(ground, forks, manifest.id, node.name, manifest.supervision, _DECODER)
@@ -82,7 +82,7 @@ class NodeLink(WorkerLink):
         self._sent: dict[str, _Sent] = {}
         self._unavailable: ErrorInfo | None = None
         self._overdue_timer: Timer | None = None
-        self._probed_at: float | None = None
+        self._asked_at: float | None = None
         self._edge_failures = 0
         self._edges: EdgeBook | None = None
 
@@ -138,7 +138,7 @@ class NodeLink(WorkerLink):
             if task.timeout_s is None:
                 self._sent[execution_id] = _Sent(None)
             else:
-                self._sent[execution_id] = _Sent(clock.monotonic() + task.timeout_s + PROBED_AFTER_S)
+                self._sent[execution_id] = _Sent(clock.monotonic() + task.timeout_s + ASKED_AFTER_S)
                 self._watch_overdue()
 
     # What the worker says
@@ -152,10 +152,13 @@ class NodeLink(WorkerLink):
         elif kind is Output:
             self._ground.log.output(message, agent=self.agent, node=self._name)  # type: ignore[arg-type]
         elif isinstance(message, EdgeEnded):
-            if self._edges is not None:
-                self._edges.ended(message)
+            self._edge_ended(message)
         elif isinstance(message, EdgeStartFailed):
             self._edge_failed(message)
+        elif isinstance(message, EdgeStopped):
+            self._edge_stopped(message)
+        elif isinstance(message, Pong) and self.incarnation is not None:
+            self.incarnation.pulse.answered()
 
     def _ended(self, report: TaskEnd) -> None:
         if self._sent.pop(report.execution_id, None) is None:
@@ -188,6 +191,20 @@ class NodeLink(WorkerLink):
             assert self.incarnation is not None
             self.incarnation.stop(self.manifest.shutdown_s)
 
+    def _edge_stopped(self, message: EdgeStopped) -> None:
+        if self._edges is not None:
+            self._edges.stopped(message)
+        if message.stopped:
+            self._ground.log.warning("edge stopped", **self._names(), edge=message.edge)
+        else:
+            self._ground.log.info("edge goes on", **self._names(), edge=message.edge)
+
+    def _edge_ended(self, message: EdgeEnded) -> None:
+        if self._edges is not None:
+            self._edges.ended(message)
+        if message.reason == "stopped":
+            self._ground.log.error("edge killed", **self._names(), edge=message.edge, reason=message.reason)
+
     # A worker that hangs
 
     def _watch_overdue(self) -> None:
@@ -199,35 +216,34 @@ class NodeLink(WorkerLink):
         now = clock.monotonic()
         watched = [sent for sent in self._sent.values() if sent.overdue is not None]
         if not watched or self.status != "serving":
-            self._probed_at = None
+            self._asked_at = None
             return
         late = [sent for sent in watched if sent.overdue is not None and sent.overdue <= now]
-        if any(sent.killed for sent in late) or self._ignores_probe(late, now):
+        if any(sent.killed for sent in late) or self._owes_answer(late, now):
             self._hangs()
         else:
             self._watch_overdue()
 
-    def _ignores_probe(self, late: list[_Sent], now: float) -> bool:
-        """Find out whether a worker that is late still reads; one that does is given more time."""
+    def _owes_answer(self, late: list[_Sent], now: float) -> bool:
+        """Find out whether a worker that is late still answers; one that does is given more time."""
         incarnation = self.incarnation
         if not late or incarnation is None:
-            self._probed_at = None
-        elif self._probed_at is None:
-            self._probed_at = now
-            incarnation.stream.send(_PROBE)
-        elif incarnation.unread_bytes == 0:
-            self._probed_at = None
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at = now
+            incarnation.ping()
+        elif not incarnation.pulse.owes_answer:
+            self._asked_at = None
             for sent in late:
                 sent.overdue = now + UNANSWERED_S
         else:
-            return now >= self._probed_at + UNANSWERED_S - PROBED_AFTER_S
+            return now >= self._asked_at + UNANSWERED_S - ASKED_AFTER_S
         return False
 
     def _hangs(self) -> None:
         assert self.incarnation is not None
         self._last_error = failure("node_crashed", f"{self} did not end a task that was due; it hangs")
-        self._ground.log.error("node hangs", **self._names(), pid=self.incarnation.pid)
-        self.incarnation.kill()
+        self.incarnation.lose_patience("stopped" if self.incarnation.stopped else "hung")
 
     # Birth and death
 
@@ -235,7 +251,7 @@ class NodeLink(WorkerLink):
         """Make the next incarnation, and a book for its edges."""
         incarnation = super().open_incarnation()
         self._edge_failures = 0
-        self._probed_at = None
+        self._asked_at = None
         self._edges = EdgeBook(self._reactor, self._ground.watcher, incarnation)
         return incarnation
 
@@ -253,7 +269,7 @@ class NodeLink(WorkerLink):
         reports: list[TaskReport] = []
         for execution_id, state in sent.items():
             if execution_id not in unseen:
-                error = self._crash("node_crashed", incarnation.exit, "it ran a task")
+                error = self._crash("node_crashed", incarnation, "it ran a task")
                 reports.append(TaskInterrupted(execution_id, "", error))
             elif state.killed:
                 reports.append(_not_started(execution_id, _cancelled("killed")))

@@ -27,11 +27,11 @@ from hayata.messages import (
     WorkerReady,
 )
 from hayata_supervisor import failpoints
-from hayata_supervisor.process.pidfd import Exit
 from hayata_supervisor.process.reactor import Callback, Reactor, Timer
+from hayata_supervisor.process.vigil import Vigil
 from hayata_supervisor.process.watcher import EdgeWatcher
 from hayata_supervisor.tree.graveyard import Graveyard
-from hayata_supervisor.tree.incarnation import Incarnation, lines_to
+from hayata_supervisor.tree.incarnation import Incarnation
 from hayata_supervisor.tree.port import Log, WorkerListener, failure
 from hayata_supervisor.tree.restarter import Restarter
 
@@ -53,6 +53,7 @@ class Ground(NamedTuple):
     log: Log
     graveyard: Graveyard
     watcher: EdgeWatcher
+    vigil: Vigil
     jitter: Callable[[], float]
 
 
@@ -76,6 +77,8 @@ class WorkerLink:
     """
 
     role: Literal["agent", "node"]
+    listens: bool
+    """Whether it runs no user code, so that it can be asked whether it lives."""
 
     def __init__(
         self,
@@ -143,9 +146,7 @@ class WorkerLink:
         Raises:
             OSError: No descriptors are left.
         """
-        deliver = lines_to(self._ground.log, self.agent, self.node or "")
-        cap_bytes = self._ground.launch.frame_cap_bytes
-        self.incarnation = Incarnation(self._reactor, self._ground.graveyard, self, self._decoder, cap_bytes, deliver)
+        self.incarnation = Incarnation(self._ground, self, self._names(), self._decoder)
         self._start_timer = self._reactor.call_later(self._ground.launch.start_timeout_s, self._start_timed_out)
         return self.incarnation
 
@@ -239,6 +240,8 @@ class WorkerLink:
         if self.status == "stopping":
             return
         self.status = "serving"
+        if self.listens:
+            incarnation.expect_answers()
         self._ground.log.info("worker ready", **self._names(), pid=message.pid, incarnation=incarnation.id)
         if self.restarter.came_up():
             self._came_back()
@@ -273,7 +276,7 @@ class WorkerLink:
         assert incarnation is not None
         incarnation.drain()
         self.incarnation = None
-        self.last_exit = str(incarnation.exit)
+        self.last_exit = incarnation.ending
         if self.status == "stopping":
             self._finish_stop()
             return
@@ -362,12 +365,14 @@ class WorkerLink:
     def _names(self) -> dict[str, str]:
         return {"agent": self.agent} if self.node is None else {"agent": self.agent, "node": self.node}
 
-    def _crash(self, code: str, exit: Exit | None, what: str) -> ErrorInfo:
+    def _crash(self, code: str, incarnation: Incarnation, what: str) -> ErrorInfo:
         """Say that ``what`` was cut off by the end of the worker."""
+        exit = incarnation.exit
         return failure(
             code,
-            f"the worker of {self} ended with {exit} while {what}",
+            f"the worker of {self} ended with {incarnation.ending} while {what}",
             interrupted=True,
+            reason=incarnation.killed_for or "crash",
             signal=exit.signal_name if exit else None,
             exit_code=exit.code if exit else None,
         )
@@ -379,7 +384,7 @@ class WorkerLink:
             role=self.role,
             name=self.agent if self.node is None else f"{self.agent}/{self.node}",
             pid=(incarnation.pid or 0) if incarnation else 0,
-            status=self.status,
+            status="stopped" if incarnation and incarnation.stopped else self.status,
             incarnation=incarnation.id if incarnation else "",
             started_at=incarnation.started_at if incarnation else None,
             restarts=self.restarter.restarts,

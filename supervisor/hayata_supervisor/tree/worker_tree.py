@@ -22,6 +22,7 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor.process.reactor import Callback, Reactor
+from hayata_supervisor.process.vigil import Vigil
 from hayata_supervisor.process.watcher import EdgeWatcher
 from hayata_supervisor.tree.agent_link import AgentLink
 from hayata_supervisor.tree.forkserver_link import App, ForkserverLink
@@ -89,6 +90,7 @@ class WorkerTree:
             log=log,
             graveyard=Graveyard(reactor, self._forks_allowed),
             watcher=EdgeWatcher(reactor.call_from_thread),
+            vigil=Vigil(reactor, hang_s=launch.hang_timeout_s, stopped_s=launch.stopped_timeout_s),
             jitter=random.random,
         )
         self._launch_fd = launch_fd
@@ -325,7 +327,11 @@ class WorkerTree:
         if not links:
             self._ground.reactor.call_soon(done)
 
-    # Other children
+    # Children
+
+    def children_changed(self) -> None:
+        """SIGCHLD has come: a worker may have been stopped, or goes on."""
+        self._ground.vigil.children_changed()
 
     def spare(self, pid: int) -> None:
         """Let a child live that is no worker, from its birth on; whoever started it reaps it."""
