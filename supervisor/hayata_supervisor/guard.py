@@ -202,10 +202,18 @@ class Guard:
                 self._supervisor.forgive()  # stopped, frozen or starved: so were we, and it may be well
             elif not self._supervisor.killed and self._supervisor.is_silent():
                 self._supervisor.kill("silent")
+            elif self._fatal is None and self._stop_due_s is None and self._is_homeless:
+                self._fatal = _removed(self._launch.data_dir)
+                self._supervisor.kill("data directory removed")
         if self._is_well and (not self._served or self._stop_due_s is not None):
             self._manager.extend(_EXTENSION_S)
         due_s = clock.monotonic() + check_s
         self._reactor.call_at(due_s, lambda: self._check_silence(due_s))
+
+    @property
+    def _is_homeless(self) -> bool:
+        """Whether the data directory was removed or moved. What is in there now is nobody's, or another daemon's."""
+        return self._claim is not None and self._claim.lock.is_lost
 
     @property
     def _is_well(self) -> bool:
@@ -256,7 +264,11 @@ class Guard:
         self._reactor.call_later(wait_s, self._start_again)
 
     def _start_again(self) -> None:
-        if self._stop_due_s is None:
+        if self._stop_due_s is not None:
+            return
+        if self._is_homeless:  # a new store there would hide that all is lost
+            self._give_up(_removed(self._launch.data_dir))
+        else:
             self._start_supervisor()
 
     # the end
@@ -298,6 +310,12 @@ class Guard:
             self._stderr.fatal(fatal.error)
         self._exit_code = fatal.exit_code
         self._reactor.stop()
+
+
+def _removed(data_dir: str) -> Fatal:
+    message = f"the data directory {data_dir} was removed, or moved, while it was in use"
+    hint = "put it back, or restore a backup, and start again"
+    return Fatal(ErrorInfo("store_corrupt", message, hint), EXIT_CORRUPT)
 
 
 def _lost(message: str, exit_code: int = EXIT_CRASH_LOOP) -> Fatal:

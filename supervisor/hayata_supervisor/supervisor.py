@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 import hayata
-from hayata.errors import HayataError
+from hayata.errors import HayataError, error_for
 from hayata.memfd import read_memfd
 from hayata.messages import (
     Beat,
@@ -39,7 +39,7 @@ from hayata_supervisor.admin import Admin
 from hayata_supervisor.engine import Engine
 from hayata_supervisor.logs import LogThread
 from hayata_supervisor.maintenance_runs import MaintenanceRuns
-from hayata_supervisor.process import clock, prctl
+from hayata_supervisor.process import clock, prctl, start_notes
 from hayata_supervisor.process.background import BackgroundThread
 from hayata_supervisor.process.packets import PACKET_BYTES, Packets
 from hayata_supervisor.process.pidfd import open_pidfd
@@ -50,6 +50,8 @@ from hayata_supervisor.process.start_notes import StartNotes
 from hayata_supervisor.process.sweep import kill_children
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.server import MOST_CONNECTIONS, Connection, Server
+from hayata_supervisor.store.directory import STORE
+from hayata_supervisor.store.interface import StoreRemoved
 from hayata_supervisor.store.layout import SCHEMA
 from hayata_supervisor.store.lmdb_store import open_store
 from hayata_supervisor.tree import WorkerTree
@@ -64,6 +66,7 @@ _EXIT_CODES = {
     "invalid_options": EXIT_USAGE,
     "unsupported_platform": EXIT_USAGE,
 }
+_REMOVED_HINT = "put it back, or restore a backup, and start again"
 _BEAT_S = 1.0
 _LOOK_S = 0.02
 _SWITCH_INTERVAL_S = 0.0005
@@ -100,6 +103,8 @@ class Supervisor:
         self._tree_stopping = False
         self._exit_code = 0
         failpoints.hit("supervisor.before_open")
+        if not first_start:
+            _refuse_removed(Path(launch.data_dir))
         store = open_store(Path(launch.data_dir))
         failpoints.hit("supervisor.after_open")
         if store.schema_before != SCHEMA:
@@ -230,7 +235,10 @@ class Supervisor:
         """The outcome of a commit is unknown: acknowledge nobody, and let recovery read the truth."""
         self._log.error("store broken, ending", error=repr(error))
         self._log.close()
-        os._exit(1)
+        if isinstance(error, StoreRemoved):
+            self._guard.send(Fatal(failure("store_corrupt", str(error), hint=_REMOVED_HINT), EXIT_CORRUPT))
+            os._exit(EXIT_CORRUPT)
+        os._exit(EXIT_AGAIN)
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 
@@ -286,6 +294,16 @@ class Supervisor:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _refuse_removed(data_dir: Path) -> None:
+    """See that a store is still there which an earlier supervisor of this guard had: start notes come after it.
+
+    Raises:
+        HayataError: ``store_corrupt``. A new one in its place would hide that all is lost.
+    """
+    if (data_dir / start_notes.FILE).exists() and not (data_dir / STORE).exists():
+        raise error_for("store_corrupt", f"the store in {data_dir} was removed", hint=_REMOVED_HINT)
 
 
 def _fitting(error: ErrorInfo) -> ErrorInfo:

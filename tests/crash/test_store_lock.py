@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from hayata.errors import Unavailable
-from hayata_supervisor.store.interface import StoreBroken
+from hayata_supervisor.store.interface import StoreRemoved
 from hayata_supervisor.store.lmdb_store import open_store
 from tests.support.store_child import batch, written
 from tests.support.store_rig import child, run
@@ -80,7 +80,7 @@ def test_store_removed_while_in_use_is_broken_at_the_next_commit(tmp_path):
     store = open_store(tmp_path / "data")
     store.write(batch(1))
     shutil.rmtree(tmp_path / "data")
-    with pytest.raises(StoreBroken, match="removed"):
+    with pytest.raises(StoreRemoved, match="removed"):
         store.write(batch(2))
     store.close()
 

@@ -28,6 +28,11 @@ class FileLock:
         stat = os.fstat(self.fd)
         return stat.st_dev, stat.st_ino
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its path leads to another file by now, or to none: then anybody may take a lock there."""
+        return _identity(self.path) != self.identity
+
     def release(self, *, unlink: bool = False) -> None:
         """Give it back; with ``unlink`` the file goes first, which `take` knows how to bear."""
         if self.fd < 0:

@@ -21,6 +21,10 @@ class StoreBroken(Exception):
     """
 
 
+class StoreRemoved(StoreBroken):
+    """Its file was removed while it was in use. The next process would find nothing, and must not begin anew."""
+
+
 class Header(msgspec.Struct, frozen=True, array_like=True):
     """What is worth knowing of an invocation without reading its journal. Times are wall seconds.
 

@@ -37,6 +37,7 @@ from hayata_supervisor.store.interface import (
     Refusal,
     Removal,
     StoreBroken,
+    StoreRemoved,
     unstorable,
 )
 from hayata_supervisor.store.layout import KEY, META, NAME, key_key
@@ -243,7 +244,7 @@ class LmdbStore:
         """
         status = os.fstat(self._data_fd)
         if status.st_nlink == 0:
-            raise StoreBroken(f"the store in {self._data_dir} was removed while it was in use")
+            raise StoreRemoved(f"the store in {self._data_dir} was removed while it was in use")
         needed = (self._env.info()["last_pgno"] + 1) * self._page_bytes
         if status.st_size < needed:
             failpoints.hit("store.before_lengthen")
