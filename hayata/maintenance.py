@@ -24,7 +24,7 @@ PROBLEMS_SHOWN = 1000
 CAP_BYTES = 2**31 - 1
 _READ_BYTES = 64 * 1024
 
-Said: TypeAlias = m.StoreReport | m.Pruned | m.Refused
+Said: TypeAlias = m.StoreReport | m.Pruned | m.Stored | m.Refused
 
 _decode = m.decoder(m.FromMaintenance).decode
 
@@ -82,11 +82,11 @@ def how_ended(code: int) -> str:
         return f"signal {-code}"
 
 
-def run(command: str, arguments: Sequence[str]) -> m.StoreReport | m.Pruned:
+def run(command: str, arguments: Sequence[str]) -> m.StoreReport | m.Pruned | m.Stored:
     """Run the program to its end; Ctrl-C ends it too.
 
     Args:
-        command: ``verify``, ``backup`` or ``prune``.
+        command: ``verify``, ``backup``, ``prune`` or ``export``.
         arguments: Its options.
 
     Raises:

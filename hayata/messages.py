@@ -865,6 +865,14 @@ class Pruned(_Named, frozen=True, tag="pruned"):
     bytes_after: int | None = None
 
 
+class Stored(_Named, frozen=True, tag="stored"):
+    """All that a store has of one invocation."""
+
+    invocation: InvocationInfo
+    journal: JournalPage
+    tasks: TaskList
+
+
 class Done(_Named, frozen=True, tag="done"):
     """Nothing more to say."""
 
@@ -916,7 +924,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 # What `hayata_supervisor.maintenance` says on its stdout, framed: problems as they are found, then one answer.
-FromMaintenance: TypeAlias = StoreProblem | StoreReport | Pruned | Refused
+FromMaintenance: TypeAlias = StoreProblem | StoreReport | Pruned | Stored | Refused
 
 
 # --------------------------------------------------------------------------------------------------------------------

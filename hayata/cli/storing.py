@@ -18,6 +18,8 @@ from hayata.cli.output import compact, print_json, print_table, size
 from hayata.cli.root import EXIT_FAILED
 from hayata.client import records
 from hayata.client.options import new_id
+from hayata.client.upkeep import export_lines
+from hayata.ids import check_name
 
 if TYPE_CHECKING:
     from hayata.client.records import Pruned, StoreReport
@@ -156,26 +158,34 @@ def _prune_offline(
 
 @click.command()
 @click.argument("invocation", metavar="ID")
+@_data_dir_option
 @socket_option
 @click.pass_context
-def export(ctx: click.Context, invocation: str, socket: str | None) -> None:
+def export(ctx: click.Context, invocation: str, data_dir: str | None, socket: str | None) -> None:
     """Print all that is stored of an invocation.
 
     As JSON lines. The kinds are header, record (a commit with its facts), task and event.
     """
-    with open_client(ctx, socket) as client:
-        for line in client.export(invocation):
-            click.echo(compact(line))
+    if data_dir is None:
+        with open_client(ctx, socket) as client:
+            lines = client.export(invocation)
+    else:
+        _refuse_socket(socket)
+        said = _offline("export", data_dir, "--name", check_name("invocation id", invocation))
+        assert isinstance(said, m.Stored)
+        lines = export_lines(said.invocation, said.journal.records, map(records.task, said.tasks.tasks))
+    for line in lines:
+        click.echo(compact(line))
 
 
-def _offline(command: str, data_dir: str, *arguments: str) -> m.StoreReport | m.Pruned:
+def _offline(command: str, data_dir: str, *arguments: str) -> m.StoreReport | m.Pruned | m.Stored:
     from hayata import maintenance
 
     where = os.path.abspath(os.path.expanduser(data_dir))
     return maintenance.run(command, ["--data-dir", where, *arguments])
 
 
-def _verified(said: m.StoreReport | m.Pruned) -> StoreReport:
+def _verified(said: m.StoreReport | m.Pruned | m.Stored) -> StoreReport:
     assert isinstance(said, m.StoreReport)
     return records.store_report(said)
 

@@ -6,7 +6,7 @@ Operations like those of `hayata.client.operations`, and made into methods in th
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -102,18 +102,24 @@ def export(invocation_id: str) -> Operation[list[dict[str, Any]]]:
     Raises:
         HayataError: ``unknown_invocation``.
     """
-    header = records.invocation_record((yield from operations.invocation(invocation_id)))
-    lines: list[dict[str, Any]] = [{"kind": "header", **records.as_mapping(header)}]
-    events: list[dict[str, Any]] = []
+    info = yield from operations.invocation(invocation_id)
+    journal: list[m.RecordInfo] = []
     page = m.JournalPage([], more=True)
-    first = 1
     while page.more:
-        page = yield from ask(m.ReadJournal(invocation_id, first), m.JournalPage)
-        for record in page.records:
-            lines.append({"kind": "record", **records.journal_record(record)})
-            told = [records.event(invocation_id, each) for each in record.events]
-            events += [{"kind": "event", **records.as_mapping(each)} for each in told]
-            first = record.number + 1
-    lines += [{"kind": "task", **records.as_mapping(task)} for task in (yield from operations.tasks(invocation_id))]
-    lines += events
-    return lines
+        page = yield from ask(m.ReadJournal(invocation_id, journal[-1].number + 1 if journal else 1), m.JournalPage)
+        journal += page.records
+    return export_lines(info, journal, (yield from operations.tasks(invocation_id)))
+
+
+def export_lines(
+    info: m.InvocationInfo, journal: Iterable[m.RecordInfo], tasks: Iterable[records.Task]
+) -> list[dict[str, Any]]:
+    """Make the lines of `export`."""
+    lines: list[dict[str, Any]] = [{"kind": "header", **records.as_mapping(records.invocation_record(info))}]
+    events: list[dict[str, Any]] = []
+    for record in journal:
+        lines.append({"kind": "record", **records.journal_record(record)})
+        told = [records.event(info.id, each) for each in record.events]
+        events += [{"kind": "event", **records.as_mapping(each)} for each in told]
+    lines += [{"kind": "task", **records.as_mapping(task)} for task in tasks]
+    return lines + events

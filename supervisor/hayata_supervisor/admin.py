@@ -78,6 +78,7 @@ class Admin:
         def done(said: Said) -> None:
             # Its read transaction is over, and if it was killed, its place among the readers is still taken.
             self._engine.reader.submit(self._engine.store.tidy, lambda _: None, self._engine.read_failed)
+            assert not isinstance(said, m.Stored)  # that is not asked of a daemon
             sink.reply(said)
 
         try:

@@ -1,4 +1,4 @@
-"""Maintenance of a store, as a program that does one thing and ends: verify, backup, prune.
+"""Maintenance of a store, as a program that does one thing and ends: verify, backup, prune, export.
 
 ``python -m hayata_supervisor.maintenance COMMAND --parent PID --data-dir DIR …`` is started by `hayata`, for
 a store that no daemon has open, and by the supervisor, with ``--shared``, for its own. It is a process of its
@@ -26,12 +26,15 @@ from hayata.errors import CallerError, HayataError, Unavailable
 from hayata.framing import frame
 from hayata.values import decode
 from hayata_supervisor import failpoints
+from hayata_supervisor.core.invocation import info
+from hayata_supervisor.core.views import journal_page, tasks
 from hayata_supervisor.process import clock, data_dir, prctl
 from hayata_supervisor.store import backup, retention
 from hayata_supervisor.store.directory import DATA, STORE, StoreLock
+from hayata_supervisor.store.exporting import read_invocation
 from hayata_supervisor.store.lmdb_store import open_store
 from hayata_supervisor.store.verifying import verify_file
-from hayata_supervisor.stored import check_stored
+from hayata_supervisor.stored import check_stored, restored
 
 _LOWER_PRIORITY = 10
 
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             return 1
     if options.shared:
         os.nice(_LOWER_PRIORITY)
-    answer: m.StoreReport | m.Pruned | m.Refused
+    answer: m.StoreReport | m.Pruned | m.Stored | m.Refused
     try:
         path = _existing(Path(options.data_dir))
         with _claimed(path, options):
@@ -56,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
                     answer = m.StoreReport(_verify(path, shared=options.shared))
                 case "backup":
                     answer = _back_up(path, options)
+                case "export":
+                    answer = _export(path, options.name)
                 case _:
                     answer = _prune(path, options)
     except HayataError as error:
@@ -67,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=maintenance.PROGRAM)
-    parser.add_argument("command", choices=["verify", "backup", "prune"])
+    parser.add_argument("command", choices=["verify", "backup", "prune", "export"])
     parser.add_argument("--parent", type=int, required=True, help="whom to die with")
     parser.add_argument("--data-dir", required=True)
     whose = parser.add_mutually_exclusive_group()
@@ -79,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", type=int, default=0)
     parser.add_argument("--status", action="append", default=[])
     parser.add_argument("--agent")
+    parser.add_argument("--name", default="", help="of an invocation")
     parser.add_argument("--compact", action="store_true")
     return parser
 
@@ -198,6 +204,16 @@ def _prune(path: Path, options: argparse.Namespace) -> m.Pruned:
     finally:
         lock.release()
     return m.Pruned(*pruned, bytes_before=before, bytes_after=after)
+
+
+def _export(path: Path, name: str) -> m.Stored:
+    loaded, records = read_invocation(path, name)
+    id = loaded.header.id
+    return m.Stored(
+        info(restored(loaded)),
+        journal_page(id, records, 1, maintenance.CAP_BYTES),
+        m.TaskList(tasks(id, (record for _, record in records))),
+    )
 
 
 if __name__ == "__main__":

@@ -188,6 +188,21 @@ def test_export_prints_header_records_tasks_and_events_as_json_lines(cli: Cli) -
     assert (code, "unknown_invocation" in err) == (5, True)
 
 
+def test_export_without_a_daemon_prints_the_same_and_changes_nothing(cli: Cli, tmp_path: Path) -> None:
+    echoed(cli, "off")
+    online = cli("export", "off")[1]
+    assert cli("backup", str(tmp_path / "b"))[0] == 0
+    before = (tmp_path / "b" / "store" / "data.mdb").read_bytes()
+    assert cli("export", "off", "--data-dir", str(tmp_path / "b")) == (0, online, "")
+    assert (tmp_path / "b" / "store" / "data.mdb").read_bytes() == before
+    for name, exit_code, told in (("nobody", 5, "unknown_invocation"), ("--", 2, "invalid_options")):
+        code, _, err = cli("export", "--data-dir", str(tmp_path / "b"), "--", name)
+        assert (code, told in err) == (exit_code, True), err
+    (tmp_path / "b" / "store" / "data.mdb").write_bytes(before[: len(before) // 2])
+    code, _, err = cli("export", "off", "--data-dir", str(tmp_path / "b"))
+    assert (code, "store_corrupt" in err) == (5, True)
+
+
 # ------------------------------------------------------------------------------------------------------ faces
 
 
