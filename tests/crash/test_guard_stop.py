@@ -37,7 +37,7 @@ def test_second_signal_ends_the_drain(rig):
 
 
 def test_whatever_does_not_stop_is_killed_after_drain_and_grace(rig):
-    """P3: neither the supervisor nor what it started pays attention."""
+    """P3, circus 1044: neither the supervisor nor what it started pays attention."""
     guard = rig.start(rig.launch("serve stubborn", drain_timeout_s=0.2), limits=QUICK)
     rig.hear("start")
     rig.command("children")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hayata.messages import EdgeEnded, StopWorker, TaskCompleted, TaskInterrupted
+from hayata.messages import EdgeEnded, StopWorker, TaskCompleted, TaskFailed, TaskInterrupted
 from hayata_supervisor.process.pidfd import open_pidfd, send_signal, wait_dead
 from tests.support.limited_app import CPU_S, LIMIT_MIB, MIB
 from tests.support.worker_harness import ROOT, Node, Supervisor, details
@@ -232,3 +232,27 @@ def test_stop_waits_for_a_child_that_ignores_term_and_takes_it_along_p3(supervis
     assert [bool(wait_dead([pidfd], 0)) for pidfd in pidfds] == [True] * 3
     for pidfd in pidfds:
         os.close(pidfd)
+
+
+def test_process_that_is_always_another_one_dies_with_its_edge_p1(supervisor: Supervisor, tmp_path: Path):
+    """P1, ray 42861: each forks the next, in a session of its own, and exits, faster than one could look them up."""
+    record = tmp_path / "chain"
+    node = supervisor.node("free")
+    node.run("a", {"do": "chain", "record": str(record)})
+    node.wait(lambda: "chain" in node.text())
+    node.kill_task("a")
+    assert isinstance(node.end_of("a"), TaskInterrupted)
+    (*_, last) = record.read_text().split()
+    assert not Path(f"/proc/{last}").exists()
+    seen = record.stat().st_size
+    assert node.call("b", {"do": "sleep", "seconds": 0.1})
+    assert record.stat().st_size == seen
+
+
+def test_result_of_more_than_four_gigabytes_is_an_error_and_the_edge_stays_p11(supervisor: Supervisor):
+    """P11, loky 143, beyond what any length in the protocol can say."""
+    node = supervisor.node("free")
+    end = node.end_of(node.run("a", {"do": "huge", "bytes": 2**32 + 1}), timeout_s=60)
+    assert isinstance(end, TaskFailed)
+    assert end.error.code in ("unserializable_value", "frame_too_large")
+    assert node.call("b", {"do": "echo"})["pid"] == node.edge().pid

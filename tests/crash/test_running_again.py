@@ -129,6 +129,7 @@ def test_probe_that_dies_or_talks_nonsense_leaves_the_task_uncertain(daemon: Dae
 
 
 def test_attempts_that_were_not_done_are_bounded_p13(daemon: Daemon):
+    """P13, celery 1628 and 3053."""
     invocation = daemon.client.run("pay", {"pay_abort": "before"})
     with pytest.raises(InvocationFailed) as failed:
         invocation.result(timeout=WAIT_S)
@@ -213,6 +214,7 @@ def test_failures_are_retried_as_often_as_the_policy_says_and_no_more(daemon: Da
 
 
 def test_task_that_kills_itself_is_tried_as_often_as_its_policy_says_p13(daemon: Daemon):
+    """P13, celery 1628 and 3053: the signal is named."""
     invocation = daemon.client.run("dying")
     with pytest.raises(InvocationFailed) as failed:
         invocation.result(timeout=WAIT_S)

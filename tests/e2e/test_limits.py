@@ -61,6 +61,7 @@ def attempts(daemon: Daemon, invocation: Invocation) -> list[int]:
 
 @pytest.mark.parametrize("place", ["update", "chunk", "input", "result", "reason"])
 def test_value_over_the_frame_cap_is_an_error_and_the_workers_stay_p11(daemon: Daemon, place: str):
+    """P11, loky 143."""
     edge_pid = daemon.client.call("large", {"as": "update", "bytes": 10}, timeout=WAIT_S)
     agent_pid = agent_worker(daemon, "large").pid
     error = failed(daemon.client.run("large", {"as": place, "bytes": CAP}, stream=True))
@@ -188,6 +189,7 @@ def test_timeout_of_an_invocation_ends_what_runs(daemon: Daemon, agent: str):
 
 
 def test_new_attempt_begins_when_the_old_one_is_dead_p18(daemon: Daemon):
+    """P18, hatchet 1022."""
     invocation = daemon.client.run("overlap")
     assert invocation.result(timeout=WAIT_S) == {"attempt": 3}
     lines = daemon.site.ledger.lines("attempt", invocation=invocation.id)
@@ -282,6 +284,7 @@ def cancelled(invocation: Invocation) -> None:
 )
 @pytest.mark.parametrize("agent", ["die", "die_async"])
 def test_task_that_ends_its_process_fails_alone_p17(daemon: Daemon, agent: str, how: str, told: str | int):
+    """P17, temporal sdk-python 245."""
     beside = daemon.client.run("sleep")
     pid = began(daemon, beside)
     invocation = daemon.client.run(agent, {"how": how})
@@ -296,6 +299,7 @@ def test_task_that_ends_its_process_fails_alone_p17(daemon: Daemon, agent: str, 
 
 
 def test_deaths_of_many_at_once_hit_only_themselves_p17(daemon: Daemon):
+    """P17, temporal sdk-python 245."""
     doomed = [daemon.client.run("die", {"how": "abort"}) for _ in range(12)]
     lucky = [daemon.client.run("die", {"how": "abort", "until": 1}) for _ in range(12)]
     assert {failed(invocation).code for invocation in doomed} == {"edge_crashed"}
@@ -305,6 +309,7 @@ def test_deaths_of_many_at_once_hit_only_themselves_p17(daemon: Daemon):
 @pytest.mark.parametrize("agent", ["die_again", "die_again_async"])
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_task_that_was_cut_off_is_run_again_as_often_as_its_node_says_p13(daemon: Daemon, agent: str, how: str):
+    """P13, celery 1628 and 3053."""
     saved = daemon.client.run(agent, {"how": how, "until": 3})
     assert saved.result(timeout=WAIT_S) == {"attempt": 3}
     assert attempts(daemon, saved) == [1, 2, 3]
@@ -315,6 +320,31 @@ def test_task_that_was_cut_off_is_run_again_as_often_as_its_node_says_p13(daemon
     error = failed(lost)
     assert (error.code, attempts(daemon, lost)) == ("edge_crashed", [1, 2, 3])
     assert ("SIGKILL" if how == "kill" else 7) in error.details.values()
+
+
+LIMITS = {
+    "memory": ("memory_limit", "limit_bytes", "measured_bytes", 64 << 20),
+    "cpu": ("cpu_limit", "limit_s", "measured_s", 0.5),
+}
+
+
+@pytest.mark.parametrize("of", ["memory", "cpu"])
+@pytest.mark.parametrize(("agent", "most"), [("greedy", 1), ("greedy_again", 2)])
+def test_task_over_a_limit_fails_after_as_many_attempts_as_its_node_says_p13(
+    daemon: Daemon, of: str, agent: str, most: int
+):
+    """P13, celery 1628 and 3053: the limit is below the kernel's, and says so itself."""
+    reason, limit, measured, expected = LIMITS[of]
+    invocation = daemon.client.run(agent, {"of": of})
+    error = failed(invocation)
+    told = error.details
+    assert (error.code, told["interrupted"], told["reason"], told[limit]) == ("edge_crashed", True, reason, expected)
+    assert told[measured] > expected
+    assert reason in error.hint
+    assert attempts(daemon, invocation) == list(range(1, most + 1))
+    if most == 2:
+        saved = daemon.client.run(agent, {"of": of, "until": 2})
+        assert saved.result(timeout=WAIT_S) == {"attempt": 2}
 
 
 # ---- failure -----------------------------------------------------------------------------------------------

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from hayata import Agent, DefinitionError, Finish, Node
 from hayata.manifest import agent_manifest
+from hayata.messages import ErrorInfo, NodeManifest
+from hayata.values import decode
 from hayata_supervisor.core.limits import container_default, tasks_of_edge
-from hayata_supervisor.process import cgroup, usage
+from hayata_supervisor.node_limits import Limits, MemoryLimit
+from hayata_supervisor.node_tasks import Task
+from hayata_supervisor.process import cgroup, clock, usage
 
 GIB = 2**30
 
@@ -135,3 +142,170 @@ def test_usage_of_a_process_that_is_gone_is_nothing():
     assert usage.share_of(gone) is None
     assert usage.cpu_s(gone) == 0
     assert usage.with_descendants(gone) == [gone]
+
+
+# looks: what the system says is made up, and time is turned by hand
+
+MIB = 2**20
+
+
+class Edge:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.tasks: dict[str, Task] = {}
+        self.exit = None
+        self.killed = ""
+
+    def take(self, name: str) -> Task:
+        self.tasks[name] = task = Task(name, None, b"")
+        return task
+
+
+class Rig:
+    """A node's limits, with two edges whose memory, shares and CPU time the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: MemoryLimit | None, cpu_limit_s: float | None) -> None:
+        self.now = 100.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.over: list[tuple[Edge, str, dict]] = []
+        self.edges = [Edge(1), Edge(2)]
+        self.memory = dict.fromkeys((1, 2, os.getpid()), usage.Memory(10 * MIB, 10 * MIB))
+        self.shares: dict[int, int | None] = {}
+        self.counted: list[int] = []
+        self.count_takes_s = 0.0
+        self.cpu: dict[int, float] = {1: 5.0, 2: 5.0}
+        self.children: dict[int, list[int]] = {}
+        monkeypatch.setattr(clock, "monotonic", lambda: self.now)
+        monkeypatch.setattr(usage, "memory_of", lambda pid: self.memory.get(pid, usage.Memory(0, 0)))
+        monkeypatch.setattr(usage, "share_of", self._count)
+        monkeypatch.setattr(usage, "cpu_s", lambda pid: self.cpu.get(pid, 0.0))
+        monkeypatch.setattr(usage, "with_descendants", lambda pid: [pid, *self.children.get(pid, [])])
+        node = NodeManifest("n", False, 2, None, None, 0, False, 1000, 5.0, cpu_limit_s=cpu_limit_s)
+        self.limits = Limits(cast(Any, self), node, memory, lambda: cast(Any, self.edges), cast(Any, self))
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> object:
+        self.timers.append((self.now + delay_s, callback))
+        return object()
+
+    def edge_over(self, edge: Edge, why: str, verdict: ErrorInfo) -> None:
+        edge.killed = why
+        self.over.append((edge, why, decode(verdict.details)))
+
+    def _count(self, pid: int) -> int | None:
+        self.counted.append(pid)
+        self.now += self.count_takes_s
+        return self.shares.get(pid)
+
+    def turn(self) -> None:
+        """Let the time of the next timer come."""
+        (due, callback), self.timers = self.timers[0], self.timers[1:]
+        self.now = max(self.now, due)
+        callback()
+
+    def begin(self, edge: Edge, name: str = "t") -> None:
+        self.limits.began(edge.take(name), cast(Any, edge))
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+    def make(limit_mib: int | None = 100, cpu_limit_s: float | None = None) -> Rig:
+        memory = None if limit_mib is None else MemoryLimit(limit_mib * MIB, of_container=False)
+        return Rig(monkeypatch, memory, cpu_limit_s)
+
+    return make
+
+
+def test_node_without_limits_never_looks(rig: Callable[..., Rig]):
+    assert not rig(None).limits.active
+    assert rig(None, 1.0).limits.active
+    assert rig(100).limits.active
+
+
+def test_looks_come_four_times_a_second_while_tasks_run_and_one_more_time(rig: Callable[..., Rig]):
+    made = rig()
+    made.begin(made.edges[0])
+    made.begin(made.edges[1])
+    assert [due for due, _ in made.timers] == [100.25]
+    made.turn()
+    assert [due for due, _ in made.timers] == [100.5]
+    made.edges[0].tasks.clear()
+    made.edges[1].tasks.clear()
+    made.memory[1] = usage.Memory(200 * MIB, 200 * MIB)
+    made.turn()
+    assert [(edge.pid, why) for edge, why, _ in made.over] == [(1, "memory_limit")]
+    assert made.timers == []
+    made.begin(made.edges[1])
+    assert len(made.timers) == 1
+
+
+def test_pages_are_not_counted_where_bounds_decide(rig: Callable[..., Rig]):
+    made = rig()
+    made.begin(made.edges[0])
+    made.memory[1] = usage.Memory(90 * MIB, 100 * MIB)
+    made.turn()
+    assert made.over == []
+    made.memory[1] = usage.Memory(111 * MIB, 120 * MIB)
+    made.turn()
+    (_, _, told), *rest = made.over
+    assert (told["measured_bytes"], rest, made.counted) == (101 * MIB, [], [])
+
+
+def test_pages_are_counted_of_the_largest_first_and_only_until_it_is_clear(rig: Callable[..., Rig]):
+    made = rig()
+    made.children[1] = [11, 12]
+    made.memory |= {1: usage.Memory(60 * MIB, 60 * MIB), 11: usage.Memory(50 * MIB, 50 * MIB)}
+    made.memory[12] = usage.Memory(20 * MIB, 20 * MIB)
+    made.shares = {1: 25 * MIB, 11: 50 * MIB, 12: 20 * MIB}
+    made.begin(made.edges[0])
+    made.turn()
+    assert (made.counted, made.over) == ([1], [])
+    made.shares[1] = 40 * MIB
+    made.turn()
+    assert made.counted == [1, 1, 11, 12]
+    assert made.over[0][2]["measured_bytes"] == 110 * MIB
+
+
+def test_process_whose_share_is_a_secret_counts_in_full(rig: Callable[..., Rig]):
+    made = rig()
+    made.memory[1] = usage.Memory(60 * MIB, 101 * MIB)
+    made.begin(made.edges[0])
+    made.turn()
+    assert made.over[0][2]["measured_bytes"] == 101 * MIB
+
+
+def test_counting_takes_a_twentieth_of_the_time(rig: Callable[..., Rig]):
+    made = rig()
+    made.memory[1] = usage.Memory(105 * MIB, 105 * MIB)
+    made.shares[1] = 90 * MIB
+    made.count_takes_s = 0.1
+    made.begin(made.edges[0])
+    for _ in range(80):
+        made.turn()
+    assert made.now > 119
+    assert 8 <= len(made.counted) <= 11
+    assert made.over == []
+
+
+def test_cpu_time_is_counted_from_the_hand_over_with_descendants(rig: Callable[..., Rig]):
+    made = rig(None, 2.0)
+    made.begin(made.edges[0])
+    made.children[1] = [11]
+    made.cpu |= {1: 6.0, 11: 0.9}
+    made.turn()
+    assert made.over == []
+    made.cpu[11] = 1.5
+    made.turn()
+    assert [(why, told["measured_s"]) for _, why, told in made.over] == [("cpu_limit", 2.5)]
+
+
+def test_look_without_descriptors_is_no_verdict(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch):
+    made = rig(100, 2.0)
+
+    def refuse(pid: int) -> list[int]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(usage, "with_descendants", refuse)
+    made.begin(made.edges[0])
+    made.turn()
+    assert made.over == []
+    assert len(made.timers) == 1

@@ -124,6 +124,28 @@ def family(given: dict[str, Any]) -> dict[str, Any]:
     return ACTIONS[given["then"]](given)
 
 
+def chain(given: dict[str, Any]) -> dict[str, Any]:
+    """A process that is always another one: each forks the next, in a session of its own, and exits."""
+    record = given["record"]
+    if os.fork() == 0:
+        while True:
+            os.setsid()
+            with open(record, "a") as file:
+                file.write(f"{os.getpid()}\n")
+            if os.fork():
+                os._exit(0)
+    while not os.path.exists(record) or os.path.getsize(record) < 200:
+        time.sleep(0.001)
+    print("chain", flush=True)
+    time.sleep(60)
+    return {}
+
+
+def huge(given: dict[str, Any]) -> dict[str, Any]:
+    """Zeros that take no memory until somebody looks at them."""
+    return {"zeros": bytes(given["bytes"])}
+
+
 def burn(given: dict[str, Any]) -> dict[str, Any]:
     """Use CPU time until that much is used."""
     before = time.process_time()

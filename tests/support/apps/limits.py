@@ -15,6 +15,8 @@ from crash import HOME, note, once
 from hayata import Agent, Backoff, Fail, Finish, Next, Node, Rerun, Retry, Supervision
 
 LIMIT_S = 0.5
+MEMORY = 64 << 20
+CPU_S = 0.5
 
 
 def echo(state, ctx):
@@ -145,6 +147,19 @@ def die(state, ctx):
 
 async def die_async(state, ctx):
     return die(state, ctx)
+
+
+def greedy(state, ctx):
+    """Take more memory, or CPU time, than it may."""
+    note("attempt", invocation=ctx.invocation_id, number=ctx.attempt, key=ctx.idempotency_key)
+    if ctx.attempt >= ctx.input.get("until", 99):
+        return {"attempt": ctx.attempt}
+    if ctx.input["of"] == "memory":
+        held = bytearray(b"x") * (2 * MEMORY)
+        time.sleep(600)
+        del held
+    while True:
+        pass
 
 
 # ---- failure -----------------------------------------------------------------------------------------------
@@ -283,6 +298,8 @@ agents = [
     agent("die_async", die_async),
     agent("die_again", Node(die, interrupted=Rerun(max_attempts=3))),
     agent("die_again_async", Node(die_async, interrupted=Rerun(max_attempts=3))),
+    agent("greedy", Node(greedy, memory_limit=MEMORY, cpu_limit=CPU_S)),
+    agent("greedy_again", Node(greedy, memory_limit=MEMORY, cpu_limit=CPU_S, interrupted=Rerun(max_attempts=2))),
     agent("flaky", Node(flaky, retry=retry(3, Busy))),
     agent("flaky_async", Node(flaky_async, retry=retry(3, (Busy, KeyError)))),
     agent("flaky_asked", Node(flaky, retry=retry(3, says_busy))),
