@@ -13,6 +13,7 @@ from hayata import Agent, DefinitionError, Finish, Node
 from hayata.manifest import agent_manifest
 from hayata.messages import ErrorInfo, NodeManifest
 from hayata.values import decode
+from hayata_supervisor import node_worker
 from hayata_supervisor.core.limits import container_default, tasks_of_edge
 from hayata_supervisor.node_limits import Limits, MemoryLimit
 from hayata_supervisor.node_tasks import Task
@@ -309,3 +310,35 @@ def test_look_without_descriptors_is_no_verdict(rig: Callable[..., Rig], monkeyp
     made.turn()
     assert made.over == []
     assert len(made.timers) == 1
+
+
+# which limit a node has
+
+
+def manifest(memory_limit_bytes: int | None) -> NodeManifest:
+    return NodeManifest("n", False, 2, None, None, 0, False, 1000, 5.0, memory_limit_bytes=memory_limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("own", "container", "expected"),
+    [
+        (None, None, None),
+        (GIB, None, MemoryLimit(GIB, of_container=False)),
+        (None, 2**20 * 100, MemoryLimit(2**20 * 80, of_container=True)),
+        (GIB, 2**20 * 100, MemoryLimit(GIB, of_container=False)),
+        (None, 2**60, None),
+    ],
+)
+def test_node_has_its_own_limit_or_what_its_container_leaves(
+    monkeypatch: pytest.MonkeyPatch, own: int | None, container: int | None, expected: MemoryLimit | None
+):
+    found = None if container is None else cgroup.MemoryGroup(Path("/g"), container, 2**20 * 10, False)
+    monkeypatch.setattr(cgroup, "memory_group", lambda: found)
+    assert node_worker.memory_limit(manifest(own)) == expected
+
+
+def test_hint_says_whose_limit_it_was(rig: Callable[..., Rig]):
+    limits = rig().limits
+    hints = [limits._too_much(MemoryLimit(GIB, of_container), 2 * GIB, 1).hint for of_container in (True, False)]
+    assert ["container" in hint for hint in hints] == [True, False]
+    assert all("memory_limit" in hint for hint in hints)

@@ -162,10 +162,13 @@ def _bind_to(parent: int, middle: int | None) -> None:
 def _be_expendable() -> None:
     """A process may always raise its own score. Children inherit it."""
     # Some sandboxes have no such file, or a read-only /proc: then the kernel chooses as it likes.
-    with suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
-        now = int(file.read())
-        file.seek(0)
-        file.write(str(min(1000, now + _EXPENDABLE)))
+    with suppress(OSError, ValueError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            now = int(os.pread(fd, 32, 0))
+            os.pwrite(fd, str(min(1000, now + _EXPENDABLE)).encode(), 0)
+        finally:
+            os.close(fd)
 
 
 def _redirect(stdout: int, stderr: int) -> None:
