@@ -112,5 +112,7 @@ def test_every_scenario_that_was_promised_is_in_the_guide():
         "copied away",
         "reconcile",
         "definition has changed",
+        "disk is full",
+        "store is removed",
     ):
         assert subject in titles

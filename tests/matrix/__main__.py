@@ -86,8 +86,13 @@ class Matrix:
 
     def _outcomes(self, action: str, wanted: Iterable[Trial]) -> Iterator[Outcome]:
         with ProcessPoolExecutor(self._jobs, multiprocessing.get_context("spawn")) as pool:
-            for done in as_completed([pool.submit(run, trial, self._template, keep=self._keep) for trial in wanted]):
-                yield done.result()
+            trials = [pool.submit(run, trial, self._template, keep=self._keep) for trial in wanted]
+            try:
+                for done in as_completed(trials):
+                    yield done.result()
+            finally:  # who ends us does not wait for all that has not begun
+                for each in trials:
+                    each.cancel()
 
     def _count(self, action: str, outcome: Outcome) -> None:
         self.struck[action] += len(outcome.struck)
