@@ -403,13 +403,17 @@ class EdgeStartFailed(_Wire, frozen=True, tag="edge_start_failed"):
 
 
 class Output(_Wire, frozen=True, tag="output"):
-    """Lines that user code wrote. A line that begins with U+001E is a log record in JSON (`hayata_supervisor.logs`)."""
+    """Lines that user code wrote. A line that begins with U+001E is a log record in JSON (`hayata_supervisor.logs`).
+
+    ``dropped``: lines before these that nobody could take. ``slowed_s``: how long user code had to wait with writing.
+    """
 
     edge: str
     execution_id: str | None
     stream: Literal["stdout", "stderr"]
     lines: list[str]
     dropped: int = 0
+    slowed_s: float = 0.0
 
 
 TaskEnd: TypeAlias = TaskCompleted | TaskFailed | TaskProbed | TaskInterrupted

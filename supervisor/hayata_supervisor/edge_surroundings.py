@@ -1,7 +1,7 @@
 """What a task may change in its process and leave changed: put back before the next task runs there.
 
-Also what can't be put back, a living thread or child process: it says that the process should not be used
-again.
+Also what can't be put back, a living thread or child process, a standard stream that was closed: it says that the
+process should not be used again.
 """
 
 from __future__ import annotations
@@ -34,15 +34,19 @@ class Surroundings:
         self._handlers = [(number, get_handler(number)) for number in range(1, signal.NSIG)]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         self._standard = (sys.stdin, sys.stdout, sys.stderr)
+        self._pipes = [(fd, _identity(fd)) for fd in (1, 2)]
         self._threads = set(threading.enumerate())
         self._threads_matter = threads_matter
         self._children = frozenset(children_of(os.getpid()) if _has_children() else ())
 
     def left_behind(self) -> str:
-        """Name a child process or a thread that a task has left running; empty when there is none."""
+        """Name what a task has left that can't be put back; empty when there is nothing."""
         child = self._new_child()
         if child:
             return child
+        for fd, was in self._pipes:
+            if getattr(self._standard[fd], "closed", False) or _identity(fd) != was:
+                return f"closed its {'stdout' if fd == 1 else 'stderr'}"
         if self._threads_matter and threading.active_count() > len(self._threads):
             for thread in threading.enumerate():
                 if thread not in self._threads:
@@ -87,6 +91,14 @@ class Surroundings:
         for key, value in self._environ.items():
             if now.get(key) != value:
                 now[key] = value
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _has_children() -> bool:

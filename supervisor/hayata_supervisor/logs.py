@@ -180,6 +180,7 @@ class _Writer:
         self._stdout = stdout
         self._stderr = stderr
         self._render: Render | None = None
+        self._torn: set[int] = set()  # where a line has begun and could not be ended
 
     def write(self, entry: _Entry) -> bool:
         """Write an entry; False when it is lost."""
@@ -190,6 +191,9 @@ class _Writer:
         if output.dropped:
             fields = {**entry.fields, "stream": output.stream, "count": output.dropped}
             written &= self._emit(entry.wall_s, "warning", "output dropped", fields)
+        if output.slowed_s:
+            fields = {**entry.fields, "seconds": round(output.slowed_s, 1)}
+            written &= self._emit(entry.wall_s, "warning", "output slowed", fields)
         for line in output.lines:
             record = _parse(line) if line.startswith(MARK) else None
             if self._format == "plain":
@@ -203,11 +207,20 @@ class _Writer:
 
     def _plain(self, stream: str, line: str, record: dict[str, Any] | None) -> bool:
         if record is None:
-            return _write_all(self._stdout if stream == "stdout" else self._stderr, line + "\n")
+            return self._put(self._stdout if stream == "stdout" else self._stderr, line + "\n")
         text = f"{record['level'].upper()}:{record.get('logger', 'root')}:{record['event']}\n"
         if "exception" in record:
             text += f"{record['exception']}\n"
-        return _write_all(self._stderr, text)
+        return self._put(self._stderr, text)
+
+    def _put(self, fd: int, text: str) -> bool:
+        """Write a line, and on a line of its own: the disk may have become full in the middle of the last one."""
+        sent, whole = _write_all(fd, f"\n{text}" if fd in self._torn else text)
+        if whole:
+            self._torn.discard(fd)
+        elif sent:
+            self._torn.add(fd)
+        return whole
 
     def _emit(self, wall_s: float, level: str, event: str, fields: dict[str, Any]) -> bool:
         if self._render is None:
@@ -216,7 +229,7 @@ class _Writer:
             text = self._render({"timestamp": timestamp(wall_s), "level": level, "event": event, **fields})
         except Exception as error:  # noqa: BLE001  a value that can't be rendered must not end the log
             text = f"{timestamp(wall_s)} [{level}] {event!r} (fields can't be rendered: {error!r})"
-        return _write_all(self._stderr, text + "\n")
+        return self._put(self._stderr, text + "\n")
 
 
 def _renderer(log_format: str, fd: int) -> Render:
@@ -287,8 +300,10 @@ def _parse(line: str) -> dict[str, Any] | None:
     return record
 
 
-def _write_all(fd: int, text: str) -> bool:
+def _write_all(fd: int, text: str) -> tuple[int, bool]:
+    """Write; return how many bytes went out, and whether those were all."""
     data = memoryview(text.encode("utf-8", "backslashreplace"))
+    size = len(data)
     while data:
         try:
             data = data[os.write(fd, data) :]
@@ -297,5 +312,5 @@ def _write_all(fd: int, text: str) -> bool:
             poll.register(fd, select.POLLOUT)
             poll.poll()
         except OSError:
-            return False
-    return True
+            return size - len(data), False
+    return size, True

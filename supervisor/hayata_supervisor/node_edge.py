@@ -106,7 +106,7 @@ class EdgeOwner(Protocol):
     def edge_stopped(self, edge: Edge, stopped: bool) -> None:
         """Somebody has stopped it; or it goes on."""
 
-    def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int) -> bool:
+    def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int, slowed_s: float) -> bool:
         """User code wrote lines; False if they can't be taken now."""
 
     def edge_retires(self, edge: Edge) -> None:
@@ -216,8 +216,8 @@ class Edge:
         self.output.boundary()
         self._owner.edge_ready(self)
 
-    def _printed(self, stream: StreamName, lines: list[str], dropped: int) -> bool:
-        return self._owner.edge_printed(self, stream, lines, dropped)
+    def _printed(self, stream: StreamName, lines: list[str], dropped: int, slowed_s: float) -> bool:
+        return self._owner.edge_printed(self, stream, lines, dropped, slowed_s)
 
     # whether it is well
 

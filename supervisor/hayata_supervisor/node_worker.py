@@ -320,12 +320,12 @@ class NodeWorker:
             task.verdict = task.verdict or verdict
         edge.kill(why)
 
-    def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int) -> bool:
+    def edge_printed(self, edge: Edge, stream: StreamName, lines: list[str], dropped: int, slowed_s: float) -> bool:
         """User code wrote lines; False while the supervisor does not read fast enough."""
         if self._channel.queued_bytes > _CONGESTED_BYTES:
             return False
         task = next(iter(edge.tasks), None) if self._fleet.slots == 1 else None
-        self._channel.send(encode(Output(edge.id, task, stream, lines, dropped)))
+        self._channel.send(encode(Output(edge.id, task, stream, lines, dropped, slowed_s)))
         return True
 
     def edge_reaped(self, edge: Edge) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from hayata.messages import Output
 from hayata_supervisor.logs import LogThread
+from tests.support.eventually import eventually
 from tests.support.guard_rig import ROOT
 
 
@@ -170,6 +171,52 @@ def test_stderr_that_is_gone_costs_nothing_but_the_lines(pipes):
         log.info("nobody reads this")
     log.close(20.0)
     assert not log._thread.is_alive()
+
+
+def test_full_target_costs_the_lines_and_they_are_counted_when_there_is_room(pipes):
+    target = os.open("/dev/full", os.O_WRONLY)
+    try:
+        log = LogThread("json", "info", stderr=target)
+        for number in range(10):
+            log.info("lost", number=number)
+        eventually(lambda: log._lines == 0, "everything tried")
+        os.dup2(pipes[1], target)
+        log.info("kept")
+        log.close(20.0)
+    finally:
+        os.close(target)
+    kept, told = map(json.loads, _lines(*pipes))
+    assert kept["event"] == "kept"
+    assert (told["event"], told["count"]) == ("log lines dropped", 10)
+
+
+_DISK_FULL_IN_A_LINE = """
+import resource, sys
+from hayata_supervisor.logs import LogThread
+from tests.support.eventually import eventually
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+log = LogThread("json", "info")
+for number in range(5):
+    log.info("x" * 300)
+eventually(lambda: log._lines == 0, "everything tried")
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+log.info("kept")
+log.close(20.0)
+"""
+
+
+def test_line_that_a_full_disk_has_torn_spoils_no_other(tmp_path):
+    path = os.pathsep.join([str(ROOT), str(ROOT / "supervisor")])
+    with (tmp_path / "log").open("wb") as file:
+        command = [sys.executable, "-c", _DISK_FULL_IN_A_LINE]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stderr=file, timeout=60, check=True)
+    first, second, torn, kept, told = (tmp_path / "log").read_text().splitlines()
+    assert json.loads(first)["event"] == json.loads(second)["event"] == "x" * 300
+    with pytest.raises(ValueError):
+        json.loads(torn)
+    assert json.loads(kept)["event"] == "kept"
+    assert json.loads(told)["count"] == 3
 
 
 def test_terminal_that_somebody_made_non_blocking_gets_every_line():

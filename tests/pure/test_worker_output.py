@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import select
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -58,14 +61,17 @@ class _Reader:
 
     def __init__(self) -> None:
         self.reactor = Reactor()
-        out, self.stdout = os.pipe()
+        self.out, self.stdout = os.pipe()
         err, self.stderr = os.pipe()
         self.taken: list[tuple[str, list[str], int]] = []
+        self.slowed: list[float] = []
         self.willing = True
-        self.output = WorkerOutput(self.reactor, out, err, self._take)
+        self.output = WorkerOutput(self.reactor, self.out, err, self._take)
 
-    def _take(self, name: str, lines: list[str], dropped: int) -> bool:
-        if self.willing:
+    def _take(self, name: str, lines: list[str], dropped: int, slowed_s: float) -> bool:
+        if self.willing and slowed_s:
+            self.slowed.append(slowed_s)
+        elif self.willing:
             self.taken.append((name, lines, dropped))
         return self.willing
 
@@ -109,6 +115,27 @@ def test_end_of_one_pipe_leaves_the_other(reader: _Reader):
     os.write(reader.stderr, b"still\n")
     reader.reactor.turn(0)
     assert reader.taken == [("stderr", ["still"], 0)]
+
+
+def test_flood_is_slowed_and_told_ever_more_seldom(reader: _Reader, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(output, "RATE_BYTES_PER_S", 64 * 1024 * 1024)
+    monkeypatch.setattr(output, "BURST_BYTES", 64 * 1024)
+    monkeypatch.setattr(output, "_TELL_S", 0.01)
+    reader.output._tell_s = 0.01
+    reader.output._allowance = Allowance(time.monotonic())
+    line = b"x" * 1023 + b"\n"
+    began = time.monotonic()
+    for _ in range(4 * 64):
+        os.write(reader.stdout, line * 16)
+        while select.select([reader.out], [], [], 0)[0]:
+            reader.reactor.turn(0.1)
+    took = time.monotonic() - began
+    reader.output.boundary()
+    assert sum(len(lines) for _, lines, _ in reader.taken) == 4 * 1024
+    assert 0.01 <= sum(reader.slowed) <= took + 0.1
+    told = reader.slowed[:-1]
+    assert all(later > earlier for earlier, later in itertools.pairwise(told))
+    assert took >= 0.03  # 4 MiB at 64 MiB/s would be 0.06 s; the burst is free
 
 
 def test_drop_count_at_the_end_is_told():

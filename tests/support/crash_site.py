@@ -81,8 +81,8 @@ class Daemon:
         assert self._guard is not None
         return self._guard
 
-    def launch(self, **environ: str) -> subprocess.Popen:
-        """Start it and don't wait for anything."""
+    def launch(self, *, stderr: int | None = None, **environ: str) -> subprocess.Popen:
+        """Start it and don't wait for anything; its log is the site's, if it has no ``stderr`` of its own."""
         module = ["-m", "hayata_supervisor.main"] if self._limits is None else [str(_PATIENT)]
         own = {"CRASH_AGENTS": self._agents, "CRASH_LIMITS": json.dumps(self._limits)}
         arguments = [self.app, "--data-dir", self.data_dir, "--socket", self.socket]
@@ -92,18 +92,18 @@ class Daemon:
                 cwd=self.site.home,
                 env={**self.site.environ(), **own, **environ},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log if stderr is None else stderr,
+                stderr=log if stderr is None else stderr,
             )
         self.site.started.append(self._guard)
         return self._guard
 
-    def start(self, **environ: str) -> Daemon:
+    def start(self, *, stderr: int | None = None, **environ: str) -> Daemon:
         """Start it, and return when it tells the service manager that it serves."""
         address = f"{self.site.home}/ready-{uuid.uuid4().hex[:8]}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
             ready.bind(address)
-            pidfd = os.pidfd_open(self.launch(NOTIFY_SOCKET=address, **environ).pid)
+            pidfd = os.pidfd_open(self.launch(stderr=stderr, NOTIFY_SOCKET=address, **environ).pid)
             try:
                 told = wait_ready(ready, DEADLINE_S, pidfd)
                 assert told, f"the daemon did not get ready:\n{self.site.log.read_text()}"

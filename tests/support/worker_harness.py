@@ -125,7 +125,7 @@ class Process:
     def closed(self, reason: object) -> None:
         self.eof_at = time.monotonic()
 
-    def _printed(self, stream: str, lines: list[str], dropped: int) -> bool:
+    def _printed(self, stream: str, lines: list[str], dropped: int, slowed_s: float) -> bool:
         self.lines += [(stream, line) for line in lines]
         return True
 

@@ -1,8 +1,8 @@
 """What user code prints: two pipes per worker, drained without ever holding up the loop.
 
 A flooder is slowed and not dropped: past its rate its pipes are simply not read, so it blocks in its own
-``write`` while its deadline runs on. Lines are dropped, and counted, only when whoever should take them can't
-keep up.
+``write`` while its deadline runs on. How long that was is told, ever more seldom while it lasts. Lines are dropped,
+and counted, only when whoever should take them can't keep up.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from hayata_supervisor.process.descriptors import close_own, own
 from hayata_supervisor.process.reactor import Reactor, Timer
 
 StreamName: TypeAlias = Literal["stdout", "stderr"]
-Deliver: TypeAlias = Callable[[StreamName, list[str], int], bool]
-"""Takes a stream's name, some lines and how many were dropped before them; False when it can't take them."""
+Deliver: TypeAlias = Callable[[StreamName, list[str], int, float], bool]
+"""Takes a stream's name, some lines, how many were dropped before them, and for how many seconds nothing was read
+because too much had come; False when it can't take them.
+"""
 
 RATE_BYTES_PER_S = 1024 * 1024
 BURST_BYTES = 8 * 1024 * 1024
@@ -26,6 +28,7 @@ LINE_BYTES = 64 * 1024
 BATCH_BYTES = 64 * 1024
 
 _READ_BYTES = 64 * 1024
+_TELL_S = 1.0  # slowed for so long, it is told; then for twice as long, and so on
 _PIPE_BYTES = 64 * 1024  # what a pipe holds: more than this at a boundary was written after it
 _MAX_PIPE_BYTES = 1024 * 1024  # what a pipe can be made to hold
 
@@ -106,6 +109,8 @@ class WorkerOutput:
         self._dropped: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
         self._allowance = Allowance(clock.monotonic())
         self._resume: Timer | None = None
+        self._slowed_s = 0.0
+        self._tell_s = _TELL_S
         self._unfinished = False
         self._poll = select.poll()
         for fd in self._names:
@@ -150,6 +155,15 @@ class WorkerOutput:
         if self._resume is not None:
             self._resume.cancel()
         self._resume = self._reactor.call_later(wait_s, self._resume_reading)
+        self._slowed_s += wait_s
+        if self._slowed_s >= self._tell_s:
+            self._tell_slowed()
+            self._tell_s *= 2
+
+    def _tell_slowed(self) -> None:
+        if self._slowed_s and self._deliver("stdout", [], self._dropped["stdout"], self._slowed_s):
+            self._slowed_s = 0.0
+            self._dropped["stdout"] = 0
 
     def _resume_reading(self) -> None:
         self._resume = None
@@ -158,7 +172,7 @@ class WorkerOutput:
 
     def _hand_over(self, name: StreamName, lines: list[str]) -> None:
         for batch in batches(lines):
-            if self._deliver(name, batch, self._dropped[name]):
+            if self._deliver(name, batch, self._dropped[name], 0.0):
                 self._dropped[name] = 0
             else:
                 self._dropped[name] += len(batch)
@@ -172,6 +186,8 @@ class WorkerOutput:
             self._drain(fd, _PIPE_BYTES)
         if self._unfinished:
             self._unfinished = False
+            self._tell_slowed()
+            self._tell_s = _TELL_S
             for fd, name in self._names.items():
                 self._hand_over(name, self._splitters[fd].flush())
 
@@ -180,6 +196,7 @@ class WorkerOutput:
         for fd in list(self._names):
             self._drain(fd, _MAX_PIPE_BYTES)
             self._close(fd)
+        self._tell_slowed()
         if self._resume is not None:
             self._resume.cancel()
 
@@ -190,7 +207,7 @@ class WorkerOutput:
             return
         self._hand_over(name, self._splitters.pop(fd).flush())
         if self._dropped[name]:
-            self._deliver(name, [], self._dropped[name])
+            self._deliver(name, [], self._dropped[name], 0.0)
         self._poll.unregister(fd)
         self._reactor.unwatch_read(fd)
         close_own(fd)

@@ -276,8 +276,8 @@ class Incarnation:
 def lines_to(log: Log, agent: str, node: str) -> Deliver:
     """Deliver a worker's own stdout and stderr to the log."""
 
-    def deliver(stream: Any, lines: list[str], dropped: int) -> bool:
-        log.output(Output("", None, stream, lines, dropped), agent=agent, node=node)
+    def deliver(stream: Any, lines: list[str], dropped: int, slowed_s: float) -> bool:
+        log.output(Output("", None, stream, lines, dropped, slowed_s), agent=agent, node=node)
         return True
 
     return deliver
