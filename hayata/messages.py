@@ -282,6 +282,10 @@ class KillTask(_Wire, frozen=True, tag="kill"):
     reason: str
 
 
+class DescribeEdges(_Wire, frozen=True, tag="describe_edges"):
+    """Say what the edges do. Answered by `EdgesDescribed`."""
+
+
 class PartialAck(_Wire, frozen=True, tag="partial_ack"):
     """Answer to `Partial` and `SubstepDone`: the chunk has its number, the result is durable; or it was refused."""
 
@@ -395,6 +399,12 @@ class EdgeEnded(_Wire, frozen=True, tag="edge_ended"):
     reason: str
 
 
+class EdgesDescribed(_Wire, frozen=True, tag="edges_described"):
+    """Edge → execution ids of the tasks that it has."""
+
+    tasks: dict[str, list[str]]
+
+
 class EdgeStartFailed(_Wire, frozen=True, tag="edge_start_failed"):
     """An edge died idle or could not start: counts against the node's restart intensity."""
 
@@ -425,7 +435,7 @@ ToAgent: TypeAlias = Evaluate | CheckUpdate | StopWorker
 FromAgent: TypeAlias = (
     WorkerReady | WorkerFailed | DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
 )
-ToNode: TypeAlias = RunTask | KillTask | PartialAck | Ping | StopWorker
+ToNode: TypeAlias = RunTask | KillTask | PartialAck | Ping | StopWorker | DescribeEdges
 FromNode: TypeAlias = (
     WorkerReady
     | WorkerFailed
@@ -439,6 +449,7 @@ FromNode: TypeAlias = (
     | Pong
     | EdgeEnded
     | EdgeStartFailed
+    | EdgesDescribed
     | Output
 )
 ToEdge: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
@@ -797,6 +808,8 @@ class AgentList(_Named, frozen=True, tag="agents"):
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge. ``status``: ``stopped`` is
     one that somebody has stopped with a signal.
+
+    ``tasks``: execution id → seconds since it was handed to its node; a node's own still wait for an edge.
     """
 
     role: str
@@ -808,7 +821,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     restarts: int = 0
     memory_bytes: int | None = None
     last_exit: str = ""
-    task: str = ""
+    tasks: dict[str, float] = {}
+    cpu_s: float | None = None
     children: list[ProcessInfo] = []
 
 

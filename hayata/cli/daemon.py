@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Iterator
 
 import click
 
 from hayata.cli.options import json_option, open_client, socket_option
-from hayata.cli.output import ago, print_json, print_table, status
+from hayata.cli.output import print_json, print_table, size, status, took
 from hayata.client.records import Process
 from hayata.client.transport import wait_gone
 
@@ -23,7 +24,8 @@ _INCARNATION = re.compile(r"[0-9a-f]{32}")
 def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
     """Show the processes.
 
-    The supervision tree, with pids, incarnations, restarts and memory.
+    The supervision tree, with pids, incarnations, restarts, memory, the tasks that each edge runs (those of a node
+    wait for an edge), and how the process before ended.
     """
     with open_client(ctx, socket) as client:
         root = client.tree()
@@ -37,15 +39,24 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
             str(process.pid),
             process.status,
             str(process.restarts),
-            "-" if process.memory_bytes is None else f"{process.memory_bytes / 1e6:.1f} MB",
-            ago(process.started_at),
+            "-" if process.memory_bytes is None else size(process.memory_bytes),
+            "-" if process.cpu_s is None else f"{process.cpu_s:.1f} s",
+            "-" if process.started_at is None else took(process.started_at, time.time()),
             process.incarnation[:8] or "-",
-            process.task or process.last_exit or "-",
+            _tasks(process) or "-",
+            process.last_exit or "-",
         ]
         for branch, process in _walk(root, "", "", pictures)
     ]
-    heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "MEMORY", "STARTED", "INCARNATION", "TASK OR LAST EXIT"]
+    heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "MEMORY", "CPU", "UP", "INCARNATION", "TASKS", "LAST EXIT"]
     print_table(heads, rows, empty="")
+
+
+def _tasks(process: Process) -> str:
+    """The oldest, and how many more."""
+    oldest = sorted(process.tasks.items(), key=lambda item: -item[1])
+    text = "".join(f"{name} ({age_s:.1f} s)" for name, age_s in oldest[:1])
+    return text if len(oldest) < 2 else f"{text} and {len(oldest) - 1} more"
 
 
 def _name(process: Process) -> str:
@@ -99,7 +110,7 @@ def agents(ctx: click.Context, as_json: bool, socket: str | None) -> None:
 def stats(ctx: click.Context, as_json: bool, socket: str | None) -> None:
     """Show counters and gauges.
 
-    Counters are since the supervisor's start.
+    Counters are since the supervisor's start. docs/operations.md says what each one means.
     """
     with open_client(ctx, socket) as client:
         values = client.stats()

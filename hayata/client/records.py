@@ -6,7 +6,7 @@ Field names are the keys of ``--json`` on the command line too. Times are second
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -158,9 +158,10 @@ class Process:
         incarnation: Changes with each restart.
         started_at: When this incarnation was started.
         restarts: How often it was restarted.
-        memory_bytes: Private memory.
+        memory_bytes: Resident memory, pages that it shares with others included.
+        cpu_s: CPU seconds that it has used.
         last_exit: How the one before ended.
-        task: Execution id of what an edge runs.
+        tasks: What it runs: execution id → seconds since it was handed out; a node's own wait for an edge.
         children: The processes below.
     """
 
@@ -172,8 +173,9 @@ class Process:
     started_at: float | None
     restarts: int
     memory_bytes: int | None
+    cpu_s: float | None
     last_exit: str
-    task: str
+    tasks: Mapping[str, float]
     children: tuple[Process, ...]
 
 
@@ -323,7 +325,8 @@ def process(info: m.ProcessInfo) -> Process:
         started_at=info.started_at,
         restarts=info.restarts,
         memory_bytes=info.memory_bytes,
+        cpu_s=info.cpu_s,
         last_exit=info.last_exit,
-        task=info.task,
+        tasks=info.tasks,
         children=tuple(process(child) for child in info.children),
     )

@@ -10,6 +10,7 @@ other failure to commit the outcome is unknown, and the one honest thing is to e
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from hayata.errors import HayataError
@@ -23,6 +24,7 @@ from hayata_supervisor.store.interface import Commit, Header, OutOfOrder, Refusa
 _MAX_COMMITS = 256
 _MAX_BYTES = 4 * 1024 * 1024
 _FULL_RETRY_S = 1.0
+_RECENT = 1024  # transactions whose times are kept
 
 
 class _Entry:
@@ -67,6 +69,7 @@ class Committer:
         self.full: HayataError | None = None
         self.commits = 0
         self.transactions = 0
+        self.recent_s: deque[float] = deque(maxlen=_RECENT)
         self._writer = writer
 
     def persist(self, persist: Persist) -> None:
@@ -91,6 +94,11 @@ class Committer:
     def idle(self) -> bool:
         """Whether everything is durable."""
         return not self._queue and not self._in_flight
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not durable yet."""
+        return len(self._queue) + len(self._in_flight)
 
     def _kick_later(self) -> None:
         if not self._kick_due and not self._in_flight:
@@ -123,7 +131,7 @@ class Committer:
             self._in_flight = batch
             commits = [_commit(entry.persist) for entry in batch]
             failpoints.hit("committer.before_submit")
-            self._writer.submit(lambda: self._store.write(commits), self._written, self._failed)
+            self._writer.submit(lambda: self._write(commits), self._written, self._failed)
         elif self._timer is None:
             due = min(entry.hold_until for entry in rest)
             self._timer = self._reactor.call_at(due, self._timer_due)
@@ -131,6 +139,13 @@ class Committer:
     def _timer_due(self) -> None:
         self._timer = None
         self._kick_later()
+
+    def _write(self, commits: list[Commit]) -> list[Refusal | None]:
+        """In the writer's thread: one transaction, and how long it took."""
+        began = clock.monotonic()
+        outcome = self._store.write(commits)
+        self.recent_s.append(clock.monotonic() - began)
+        return outcome
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, HayataError) and error.code == "store_full":

@@ -6,6 +6,7 @@ open invocations whose agent no app defines rest in `unclaimed` until one does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -147,6 +148,8 @@ class Engine:
         self._memories: dict[bytes, bytes | None] = {}
         self.memories = Memories()
         self._app_events = app_events
+        self.reports: Counter[type] = Counter()
+        self.invocations_ended = 0
         self._checks: dict[int, Callable[[UpdateChecked], None]] = {}
         self._timer: Timer | None = None
         self._timer_due = float("inf")
@@ -267,6 +270,7 @@ class Engine:
             # Drain writes nothing: what it cuts off stays running in the store, and the next start classifies it.
             return
         else:
+            self.reports[type(report)] += 1
             self.perform(agent_id, coordinator.reported(report, now()))
 
     def node_given_up(self, agent_id: str, node: str, error: ErrorInfo) -> None:
@@ -377,6 +381,7 @@ class Engine:
         terminal = effect.info.status in TERMINAL
         if terminal:
             self.open.discard(effect.invocation)
+            self.invocations_ended += 1
         self.hub.settled(effect.invocation, effect.info, terminal=terminal)
 
     def _arm(self, due: float) -> None:

@@ -87,6 +87,7 @@ class Guard:
         self._claim: Claim | None = None
         self._supervisor: Supervised | None = None
         self._starts = 0
+        self._last_exit = ""
         self._served = False
         self._fatal: Fatal | None = None
         self._stop_signals = 0
@@ -159,7 +160,8 @@ class Guard:
         assert self._claim
         launch, listen_fd = self._launch, self._claim.listener.sock.fileno()
         arguments = ["--launch-fd", str(self._launch_fd), "--listen-fd", str(listen_fd)]
-        arguments += ["--restart", str(self._starts)] if self._starts else ["--first-start"]
+        if self._starts:
+            arguments += ["--restart", str(self._starts), "--last-exit", self._last_exit]
         self._starts += 1
         try:
             self._supervisor = Supervised(
@@ -250,8 +252,8 @@ class Guard:
         elif end.code in _FINAL:
             self._give_up(_lost(f"the supervisor ended with {end}", end.code))
         else:
-            reason = f"died: {end}" + (f", killed: {dead.killed}" if dead.killed else "")
-            self._restart_later(reason, lived_s=clock.monotonic() - dead.started_s)
+            self._last_exit = str(end) + (f", killed: {dead.killed}" if dead.killed else "")
+            self._restart_later(f"died: {self._last_exit}", lived_s=clock.monotonic() - dead.started_s)
 
     def _restart_later(self, reason: str, *, lived_s: float) -> None:
         wait_s = self._tally.count(clock.monotonic(), lived_s)

@@ -56,6 +56,8 @@ from hayata_supervisor.process.reactor import Reactor
 from hayata_supervisor.process.start_notes import NoteWriter, StartNotes
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.server import Server
+from hayata_supervisor.statistics import Statistics
+from hayata_supervisor.store.directory import DATA, STORE
 from hayata_supervisor.store.lmdb_store import open_store
 from hayata_supervisor.tree.port import failure
 
@@ -96,7 +98,8 @@ class InlineServer:
         self._admin.start()
         requests = Requests(
             self._engine,
-            tree=_describe,
+            tree=lambda described: described(_describe()),
+            stats=Statistics(self._engine, store_file=Path(data_dir, STORE, DATA)).values,
             stop=lambda drain_s: None,
             admin=self._admin,
             page_bytes=frame_cap_bytes // 2,

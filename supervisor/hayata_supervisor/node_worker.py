@@ -22,7 +22,9 @@ from hayata.error_info import error_info
 from hayata.errors import error_for
 from hayata.framing import FrameTooLarge
 from hayata.messages import (
+    DescribeEdges,
     EdgeEnded,
+    EdgesDescribed,
     EdgeStarted,
     EdgeStartFailed,
     EdgeStopped,
@@ -83,7 +85,7 @@ class Patience(NamedTuple):
     stopped_timeout_s: float
 
 
-Head: TypeAlias = RunHead | AckHead | KillTask | Ping | StopWorker
+Head: TypeAlias = RunHead | AckHead | KillTask | Ping | StopWorker | DescribeEdges
 
 _PONG = encode(Pong())
 _decode_head = msgspec.msgpack.Decoder(Head).decode
@@ -160,6 +162,8 @@ class NodeWorker:
                 self._cut_off(task, told_to_end(head.reason), head.reason)
         elif isinstance(head, Ping):
             self._channel.send(_PONG)
+        elif isinstance(head, DescribeEdges):
+            self._channel.send(encode(EdgesDescribed({edge.id: list(edge.tasks) for edge in self._fleet.edges})))
         else:
             self._stop()
 

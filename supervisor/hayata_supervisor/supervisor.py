@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,6 +41,7 @@ from hayata_supervisor.logs import LogThread
 from hayata_supervisor.maintenance_runs import MaintenanceRuns
 from hayata_supervisor.process import clock, prctl, start_notes
 from hayata_supervisor.process.background import BackgroundThread
+from hayata_supervisor.process.gauges import with_gauges
 from hayata_supervisor.process.packets import PACKET_BYTES, Packets
 from hayata_supervisor.process.pidfd import open_pidfd
 from hayata_supervisor.process.reactor import Reactor
@@ -50,7 +51,8 @@ from hayata_supervisor.process.start_notes import StartNotes
 from hayata_supervisor.process.sweep import kill_children
 from hayata_supervisor.requests import Requests
 from hayata_supervisor.server import MOST_CONNECTIONS, Connection, Server
-from hayata_supervisor.store.directory import STORE
+from hayata_supervisor.statistics import Statistics, ages
+from hayata_supervisor.store.directory import DATA, STORE
 from hayata_supervisor.store.interface import StoreRemoved
 from hayata_supervisor.store.layout import SCHEMA
 from hayata_supervisor.store.lmdb_store import open_store
@@ -82,15 +84,25 @@ class Supervisor:
         launch_fd: The memfd it came in, for the forkservers.
         listener: The listening client socket, inherited from the guard.
         guard: SEQPACKET socket to the guard.
-        first_start: Whether an app that can't be loaded ends the runtime: later, its agents only fail.
+        restarts: How many were before it. At the first start an app that can't be loaded ends the runtime: later,
+            its agents only fail.
+        last_exit: How the last one ended.
     """
 
     def __init__(
-        self, launch: Launch, launch_fd: int, listener: socket.socket, guard: socket.socket, *, first_start: bool
+        self,
+        launch: Launch,
+        launch_fd: int,
+        listener: socket.socket,
+        guard: socket.socket,
+        *,
+        restarts: int,
+        last_exit: str,
     ) -> None:
         self._launch = launch
         self._listener = listener
-        self._first_start = first_start
+        self._restarts = restarts
+        self._last_exit = last_exit
         self._started_at = clock.wall()
         self._reactor = Reactor()
         self._log = LogThread(launch.log_format, launch.log_level)
@@ -103,7 +115,7 @@ class Supervisor:
         self._tree_stopping = False
         self._exit_code = 0
         failpoints.hit("supervisor.before_open")
-        if not first_start:
+        if restarts:
             _refuse_removed(Path(launch.data_dir))
         store = open_store(Path(launch.data_dir))
         failpoints.hit("supervisor.after_open")
@@ -129,6 +141,12 @@ class Supervisor:
         self._requests = Requests(
             self._engine,
             tree=self._describe,
+            stats=Statistics(
+                self._engine,
+                worker_restarts=lambda: self._tree.restarts,
+                supervisor_restarts=restarts,
+                store_file=Path(launch.data_dir, STORE, DATA),
+            ).values,
             stop=self._stop_asked,
             admin=self._admin,
             page_bytes=launch.frame_cap_bytes // 2,
@@ -215,7 +233,7 @@ class Supervisor:
             self._log.error("app failed to load", app=reference, code=error.code, error=error.message)
         if index not in self._apps_left:  # not of the launch, or loaded anew
             return
-        if error is not None and self._first_start:
+        if error is not None and self._restarts == 0:
             self._fatal(error, EXIT_USAGE)
             return
         self._apps_left.discard(index)
@@ -245,17 +263,28 @@ class Supervisor:
     def _client_gone(self, connection: Connection) -> None:
         self._engine.hub.gone(lambda sink: getattr(sink, "connection", None) is connection)
 
-    def _describe(self) -> ProcessInfo:
+    def _describe(self, described: Callable[[ProcessInfo], None]) -> None:
+        """Ask the nodes, then look from outside, in a thread: of a thousand edges that takes its time."""
+
+        def look() -> None:
+            root = self._described()
+            self._engine.reader.submit(lambda: with_gauges(root), described, lambda error: described(root))
+
+        self._tree.look(look)
+
+    def _described(self) -> ProcessInfo:
+        age_s = ages(self._engine, clock.monotonic())
         supervisor = ProcessInfo(
             role="supervisor",
             name="supervisor",
             pid=os.getpid(),
             status="draining" if self._engine.draining else "serving",
             started_at=self._started_at,
-            children=self._tree.tree(),
+            restarts=self._restarts,
+            last_exit=self._last_exit,
+            children=[_with_ages(child, age_s) for child in self._tree.tree()],
         )
-        guard = ProcessInfo(role="guard", name="guard", pid=os.getppid(), status="serving", children=[supervisor])
-        return _with_memory(guard)
+        return ProcessInfo(role="guard", name="guard", pid=os.getppid(), status="serving", children=[supervisor])
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
@@ -313,19 +342,9 @@ def _fitting(error: ErrorInfo) -> ErrorInfo:
     return ErrorInfo(error.code, error.message[:4096], error.hint)
 
 
-def _with_memory(info: ProcessInfo) -> ProcessInfo:
-    return msgspec.structs.replace(
-        info, memory_bytes=_resident(info.pid), children=[_with_memory(child) for child in info.children]
-    )
-
-
-def _resident(pid: int) -> int | None:
-    """Resident bytes, shared pages included: cheap to read, an upper bound."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return None
+def _with_ages(info: ProcessInfo, age_s: Mapping[str, float]) -> ProcessInfo:
+    tasks = {name: age_s.get(name, 0.0) for name in info.tasks}
+    return msgspec.structs.replace(info, tasks=tasks, children=[_with_ages(child, age_s) for child in info.children])
 
 
 def supervisor_main(arguments: Sequence[str]) -> int:
@@ -334,9 +353,8 @@ def supervisor_main(arguments: Sequence[str]) -> int:
     parser.add_argument("--launch-fd", type=int, required=True)
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--guard-fd", type=int, required=True)
-    start = parser.add_mutually_exclusive_group(required=True)
-    start.add_argument("--first-start", action="store_true")
-    start.add_argument("--restart", type=int)
+    parser.add_argument("--restart", type=int, default=0)
+    parser.add_argument("--last-exit", default="")
     options = parser.parse_args(arguments)
     failpoints.enter("supervisor")
     prctl.set_name("hayata-super")
@@ -349,7 +367,9 @@ def supervisor_main(arguments: Sequence[str]) -> int:
     guard = socket.socket(fileno=options.guard_fd)
     listener = socket.socket(fileno=options.listen_fd)
     try:
-        supervisor = Supervisor(launch, options.launch_fd, listener, guard, first_start=options.first_start)
+        supervisor = Supervisor(
+            launch, options.launch_fd, listener, guard, restarts=options.restart, last_exit=options.last_exit
+        )
     except HayataError as error:
         code = _EXIT_CODES.get(error.code, EXIT_AGAIN)
         info = failure(error.code, error.message, hint=error.hint, **error.details)

@@ -16,10 +16,11 @@ def test_killed_supervisor_is_restarted_in_a_session_of_its_own(rig):
     first = rig.hear("start")
     assert first["guard"] == guard.pid
     assert first["session"] == first["pid"]
-    assert "--first-start" in first["argv"]
+    assert "--restart" not in first["argv"]
     os.kill(first["pid"], signal.SIGKILL)
     second = rig.hear("start")
     assert second["argv"][second["argv"].index("--restart") + 1] == "1"
+    assert second["argv"][second["argv"].index("--last-exit") + 1] == "signal SIGKILL"
     assert second["cookie"] == first["cookie"]
     assert guard.poll() is None
 

@@ -168,7 +168,7 @@ def test_records_have_what_the_daemon_said(path: str, face: Face) -> None:
         m.Reconciliation("me", 4.0, "result", "r"),
     )  # fmt: skip
     agent = m.AgentInfo("a", "1", "x:y", "serving", [m.NodeInfo("n", "serving", False, 2, 1)], 3, 4)
-    edge = m.ProcessInfo("edge", "e", 12, "busy", task="t")
+    edge = m.ProcessInfo("edge", "e", 12, "busy", tasks={"t": 1.5})
     answers = answering(
         ListTasks=m.TaskList([task]),
         ListInvocations=m.InvocationList([info("i", "queued", session="s")]),
@@ -197,7 +197,7 @@ def test_records_have_what_the_daemon_said(path: str, face: Face) -> None:
         assert face.do(lambda c: c.agents())[0].nodes[0].busy == 1
         assert face.do(lambda c: c.start_agent("x:y"))[0].id == "a"
         assert face.do(lambda c: c.stop_agent("a")) is None
-        assert face.do(lambda c: c.tree()).children[0].task == "t"
+        assert face.do(lambda c: c.tree()).children[0].tasks == {"t": 1.5}
         assert face.do(lambda c: c.stats()) == {"steps": 2.0}
         assert face.do(lambda c: c.stop(drain=1.5)) is None
     assert m.ListInvocations("a", "queued", "s", 5) in server.requests

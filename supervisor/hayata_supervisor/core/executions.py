@@ -154,6 +154,10 @@ class Executions:
                     found.append(name)
         return found
 
+    def handed(self, mono_s: float) -> dict[str, float]:
+        """Execution id → seconds since it was handed out, of all whose end is not confirmed."""
+        return {name: mono_s - each.handed_at for name, each in self._marked.items() if each.task is None}
+
     def lost(self, invocation: Invocation) -> list[Task]:
         """The invocation's tasks that are marked, and that nobody runs or will: a supervisor before this one did."""
         return [

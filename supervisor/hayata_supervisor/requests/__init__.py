@@ -28,7 +28,8 @@ class Requests:
 
     Args:
         engine: The coordinators and their surroundings.
-        tree: The process tree from the guard down.
+        tree: Describes the process tree from the guard down, and calls back with it.
+        stats: Counters and gauges.
         stop: Begins to stop the daemon, with a drain time in seconds or None for the configured one.
         admin: Grants what is asked of the store as a whole.
         page_bytes: About how much of a list goes into one message.
@@ -38,13 +39,15 @@ class Requests:
         self,
         engine: Engine,
         *,
-        tree: Callable[[], m.ProcessInfo],
+        tree: Callable[[Callable[[m.ProcessInfo], None]], None],
+        stats: Callable[[], dict[str, float]],
         stop: Callable[[float | None], None],
         admin: Admin,
         page_bytes: int,
     ) -> None:
         self._engine = engine
         self._tree = tree
+        self._stats = stats
         self._stop = stop
         self._admin = admin
         self._desk = Desk(engine)
@@ -89,9 +92,9 @@ class Requests:
             case m.StopAgent():
                 self._agents.stop(request, sink)
             case m.GetTree():
-                sink.reply(m.Tree(self._tree()))
+                self._tree(lambda root: sink.reply(m.Tree(root)))
             case m.GetStats():
-                sink.reply(m.Stats(self._agents.stats()))
+                sink.reply(m.Stats(self._stats()))
             case m.StopDaemon():
                 self._stop_daemon(request, sink)
             case m.VerifyStore() | m.BackupStore() | m.PruneStore():

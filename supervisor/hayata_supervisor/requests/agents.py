@@ -91,20 +91,6 @@ class Agents:
         mine = [(name, agent) for name, agent in self._engine.agents.items() if agent.app == reference]
         sink.reply(m.AgentList([_agent_info(name, agent) for name, agent in mine]))
 
-    def stats(self) -> dict[str, float]:
-        """Counts of now and since the start."""
-        engine = self._engine
-        coordinators = [agent.coordinator for agent in engine.agents.values()]
-        return {
-            "open_invocations": len(engine.open),
-            "running_invocations": sum(each.admission.running for each in coordinators),
-            "queued_invocations": sum(len(each.admission.queue) for each in coordinators),
-            "late_messages": sum(each.late_messages for each in coordinators),
-            "records": engine.committer.commits,
-            "transactions": engine.committer.transactions,
-            "store_full": float(engine.committer.full is not None),
-        }
-
 
 def _agent_info(name: str, agent: Agent) -> m.AgentInfo:
     coordinator = agent.coordinator

@@ -34,6 +34,9 @@ class EdgeBook:
         reactor: The loop.
         watcher: Holds the edges' pidfds and kills them when the node dies.
         incarnation: The node's process. The book reads its descriptor channel.
+
+    Attributes:
+        tasks: What each edge has, as the node has said last.
     """
 
     def __init__(self, reactor: Reactor, watcher: EdgeWatcher, incarnation: Incarnation) -> None:
@@ -42,6 +45,8 @@ class EdgeBook:
         self._incarnation = incarnation
         self._key: int | None = None  # under which the watcher knows the node, once it has an edge
         self._edges: dict[str, _Edge] = {}
+        self._last_end = ""
+        self.tasks: dict[str, list[str]] = {}
         self._dying: set[int] = set()
         self._buried: Callback | None = None
         reactor.watch_read(incarnation.fds.fileno(), self._readable)
@@ -112,6 +117,7 @@ class EdgeBook:
 
     def ended(self, message: EdgeEnded) -> None:
         """The node has buried this edge."""
+        self._last_end = message.reason
         self._find(message.edge)
         if self._edges.pop(message.edge, None) is not None and self._key is not None:
             self._watcher.forget_edge(self._key, message.edge)
@@ -150,8 +156,17 @@ class EdgeBook:
             buried()
 
     def infos(self) -> list[ProcessInfo]:
-        """Describe the edges, oldest first."""
+        """Describe the edges, oldest first; the youngest stands where the last one ended."""
+        youngest = next(reversed(self._edges), None)
         return [
-            ProcessInfo("edge", name, edge.pid, "stopped" if edge.stopped else "serving", started_at=edge.started_at)
+            ProcessInfo(
+                "edge",
+                name,
+                edge.pid,
+                "stopped" if edge.stopped else "serving",
+                started_at=edge.started_at,
+                last_exit=self._last_end if name == youngest else "",
+                tasks=dict.fromkeys(self.tasks.get(name, ()), 0.0),
+            )
             for name, edge in self._edges.items()
         ]

@@ -379,6 +379,11 @@ class ForkserverLink:
         for callback in stopped:
             callback()
 
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self._restarter.restarts
+
     def info(self) -> ProcessInfo:
         """Describe the forkserver."""
         incarnation = self._incarnation

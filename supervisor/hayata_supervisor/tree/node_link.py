@@ -12,7 +12,9 @@ import msgspec
 from hayata.framing import FrameTooLarge
 from hayata.messages import (
     AgentManifest,
+    DescribeEdges,
     EdgeEnded,
+    EdgesDescribed,
     EdgeStartFailed,
     EdgeStopped,
     ErrorInfo,
@@ -85,6 +87,7 @@ class NodeLink(WorkerLink):
         self._asked_at: float | None = None
         self._edge_failures = 0
         self._edges: EdgeBook | None = None
+        self._lookers: list[Callback] = []
 
     # What the engine asks for
 
@@ -113,7 +116,16 @@ class NodeLink(WorkerLink):
         """Answer a chunk."""
         self._send(ack)
 
-    def _send(self, message: KillTask | PartialAck) -> None:
+    def look(self, looked: Callback) -> bool:
+        """Ask the worker what its edges have; call ``looked`` when it has said so, if it does. False: there is none."""
+        if self._edges is None or self.status not in ("serving", "stopping"):
+            return False
+        self._edges.tasks = {}
+        self._lookers.append(looked)
+        self._send(DescribeEdges())
+        return True
+
+    def _send(self, message: KillTask | PartialAck | DescribeEdges) -> None:
         if self.incarnation is not None:
             self.incarnation.stream.send(encode(message))
 
@@ -159,6 +171,11 @@ class NodeLink(WorkerLink):
             self._edge_stopped(message)
         elif isinstance(message, Pong) and self.incarnation is not None:
             self.incarnation.pulse.answered()
+        elif isinstance(message, EdgesDescribed) and self._edges is not None:
+            self._edges.tasks = message.tasks
+            lookers, self._lookers = self._lookers, []
+            for looked in lookers:
+                looked()
 
     def _ended(self, report: TaskEnd) -> None:
         if self._sent.pop(report.execution_id, None) is None:
@@ -252,6 +269,7 @@ class NodeLink(WorkerLink):
         incarnation = super().open_incarnation()
         self._edge_failures = 0
         self._asked_at = None
+        self._lookers.clear()
         self._edges = EdgeBook(self._reactor, self._ground.watcher, incarnation)
         return incarnation
 
@@ -298,9 +316,11 @@ class NodeLink(WorkerLink):
     # Description
 
     def info(self) -> ProcessInfo:
-        """Describe the worker and its edges."""
+        """Describe the worker and its edges; what no edge is known to have is the node's own."""
         edges = self._edges.infos() if self._edges is not None else []
-        return msgspec.structs.replace(super().info(), children=edges)
+        placed = {name for edge in edges for name in edge.tasks}
+        waiting = dict.fromkeys((name for name in self._sent if name not in placed), 0.0)
+        return msgspec.structs.replace(super().info(), children=edges, tasks=waiting)
 
 
 def _not_started(execution_id: str, error: ErrorInfo) -> TaskInterrupted:

@@ -36,6 +36,9 @@ VALUE_INDEX = -1
 
 VALUE_REFERENCE = "<value>"
 
+LOOK_S = 0.25
+"""How long a node may take to say what its edges do; a tree is shown without that of one that hangs."""
+
 AGENT_GRACE_S = 2.0
 """How long a stopped agent worker may take to end the evaluation in hand."""
 
@@ -342,6 +345,33 @@ class WorkerTree:
         self._ground.graveyard.strike_out(pid)
 
     # Description
+
+    def look(self, looked: Callback) -> None:
+        """Ask the nodes what their edges have; call ``looked`` when all have said so, or one takes too long."""
+        asked = 1
+
+        def one_less() -> None:
+            nonlocal asked
+            asked -= 1
+            if asked == 0:
+                timer.cancel()
+                looked()
+
+        def too_late() -> None:
+            nonlocal asked
+            asked = -1
+            looked()
+
+        timer = self._ground.reactor.call_later(LOOK_S, too_late)
+        for agent in self._agents.values():
+            asked += sum(node.look(one_less) for node in agent.nodes.values())
+        one_less()
+
+    @property
+    def restarts(self) -> int:
+        """How often a worker was started again."""
+        workers = sum(link.restarter.restarts for agent in self._agents.values() for link in agent.links)
+        return workers + sum(link.restarts for link in self._forkservers.values())
 
     def tree(self) -> list[ProcessInfo]:
         """Describe forkservers, agent workers, and node workers with their edges."""
