@@ -76,6 +76,8 @@ class Fleet:
 
     def give_back(self, edge: Edge) -> None:
         """A task of ``edge`` has ended and is no longer among its tasks."""
+        if edge.killed:
+            return  # what it had said before it dies
         if edge.retiring or edge.exit is not None:
             if not edge.tasks and edge.exit is None:
                 edge.retire(edge.retiring)

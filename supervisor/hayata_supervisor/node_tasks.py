@@ -77,12 +77,14 @@ class Death(NamedTuple):
         killed: Why the node killed it; empty when it didn't.
         neighbour: It was killed for another task's sake.
         stopping: The node is being stopped.
+        out_of_memory: The kernel has killed for memory since the node last looked.
     """
 
     exit: Exit
     killed: str
     neighbour: bool
     stopping: bool
+    out_of_memory: bool
 
 
 def edge_lost(death: Death) -> ErrorInfo:
@@ -100,7 +102,11 @@ def edge_lost(death: Death) -> ErrorInfo:
         return interruption("edge_crashed", message, death.killed, **details)
     hint = ""
     if death.exit.signal == signal.SIGKILL:
-        hint = "if nobody sent it, the kernel was out of memory: see `dmesg`"
+        if death.out_of_memory:
+            message = "its edge worker was killed by the kernel, which was out of memory"
+            hint = "give the node a memory_limit below what there is: then only tasks that are over it die"
+            return interruption("edge_crashed", message, "out_of_memory", hint=hint, **details)
+        hint = "if nobody sent it, the kernel may have: see `dmesg`"
     return interruption("edge_crashed", f"its edge worker ended: {death.exit}", "crash", hint=hint, **details)
 
 

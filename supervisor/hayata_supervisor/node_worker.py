@@ -130,6 +130,7 @@ class NodeWorker:
         self._queue: deque[Task] = deque()
         self._deadlines = Deadlines(reactor, self._tasks, self._overdue)
         self._limits = Limits(reactor, job.node, memory_limit(job.node), lambda: self._fleet.edges, self)
+        self._oom_kills = cgroup.oom_kills()
         self._gone = False
         self.strays = 0
 
@@ -314,8 +315,8 @@ class NodeWorker:
 
     def edge_over(self, edge: Edge, why: str, verdict: ErrorInfo) -> None:
         """It uses more than it may. Nobody can tell which of several coroutines does: all of them are cut off."""
+        self._fleet.withdraw(edge)
         if not edge.tasks:
-            self._fleet.withdraw(edge)
             edge.retire(why)
             self._reactor.call_later(0, self._grow)
             return
@@ -340,7 +341,8 @@ class NodeWorker:
         """It is dead, reaped, buried and drained: now its tasks can be told of."""
         assert edge.exit is not None
         neighbour = any(task.verdict is not None for task in edge.tasks.values())
-        error = edge_lost(Death(edge.exit, edge.killed, neighbour, self._fleet.stopping))
+        out_of_memory = edge.exit.signal == signal.SIGKILL and not edge.killed and self._kernel_has_killed()
+        error = edge_lost(Death(edge.exit, edge.killed, neighbour, self._fleet.stopping, out_of_memory))
         unsent = set(edge.channel.unsent())
         idle = edge.ready and not edge.tasks
         for task in list(edge.tasks.values()):
@@ -353,6 +355,11 @@ class NodeWorker:
             self._channel.send(encode(EdgeStartFailed(edge.id, edge.start_error or error)))
         self._fleet.remove(edge)
         self._hand_over()
+
+    def _kernel_has_killed(self) -> bool:
+        """Whether the kernel has killed for memory since we last asked."""
+        before, self._oom_kills = self._oom_kills, cgroup.oom_kills()
+        return self._oom_kills > before
 
 
 def memory_limit(node: NodeManifest) -> MemoryLimit | None:

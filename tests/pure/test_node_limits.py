@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +17,9 @@ from hayata.values import decode
 from hayata_supervisor import node_worker
 from hayata_supervisor.core.limits import container_default, tasks_of_edge
 from hayata_supervisor.node_limits import Limits, MemoryLimit
-from hayata_supervisor.node_tasks import Task
+from hayata_supervisor.node_tasks import Death, Task, edge_lost
 from hayata_supervisor.process import cgroup, clock, usage
+from hayata_supervisor.process.pidfd import Exit
 
 GIB = 2**30
 
@@ -135,6 +137,51 @@ def test_memory_group_without_a_limit_is_none(tree: Tree):
     tree.process("0::/user.slice\n", "/ cg cgroup2 rw")
     assert cgroup.memory_group(tree.proc) is None
     assert cgroup.memory_group(tree.home / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "name", "text"),
+    [
+        ("cgroup2", "0::/a/b\n", "memory__events", "low 0\noom 1\noom_kill 3\noom_group_kill 0"),
+        ("cgroup", "4:memory:/a/b\n", "memory__oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3"),
+    ],
+)
+def test_kills_for_memory_are_the_groups_own(tree: Tree, kind: str, groups: str, name: str, text: str):
+    tree.write("cg/a/b", **{name: text})
+    tree.write("cg/a", **{name: text.replace("3", "7")})
+    tree.process(groups, f"/ cg {kind} rw,memory")
+    assert cgroup.oom_kills(tree.proc) == 3
+    (tree.home / "cg/a/b" / name.replace("__", ".")).unlink()
+    assert cgroup.oom_kills(tree.proc) == 7
+
+
+def test_kills_for_memory_without_a_group_are_the_machines(tree: Tree):
+    lines = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    assert cgroup.oom_kills(tree.proc) == int(lines.get("oom_kill", 0))
+
+
+@pytest.mark.parametrize(
+    ("end", "killed", "out_of_memory", "reason"),
+    [
+        (Exit(None, signal.SIGKILL), "", True, "out_of_memory"),
+        (Exit(None, signal.SIGKILL), "", False, "crash"),
+        (Exit(None, signal.SIGSEGV), "", True, "crash"),
+        (Exit(1, None), "", True, "crash"),
+    ],
+)
+def test_death_says_whether_the_kernel_was_out_of_memory(end: Exit, killed: str, out_of_memory: bool, reason: str):
+    error = edge_lost(Death(end, killed, neighbour=False, stopping=False, out_of_memory=out_of_memory))
+    told = decode(error.details)
+    assert (error.code, told["reason"], told["interrupted"]) == ("edge_crashed", reason, True)
+    assert told.get("signal", told.get("exit_code")) == (end.signal_name or end.code)
+
+
+def test_kill_for_memory_counts_for_one_death(monkeypatch: pytest.MonkeyPatch):
+    counts = iter([5, 6, 6, 8])
+    monkeypatch.setattr(cgroup, "oom_kills", lambda: next(counts))
+    worker = node_worker.NodeWorker.__new__(node_worker.NodeWorker)
+    worker._oom_kills = 5
+    assert [worker._kernel_has_killed() for _ in range(4)] == [False, True, False, True]
 
 
 def test_usage_of_a_process_that_is_gone_is_nothing():

@@ -59,6 +59,16 @@ def kills_together(proc: Path = Path("/proc/self")) -> bool:
     return any(_number(path / "memory.oom.group") == 1 for kind, path in _directories(proc, "memory"))
 
 
+def oom_kills(proc: Path = Path("/proc/self")) -> int:
+    """How many processes of the group the kernel has killed for memory; of the machine's, in no group of its own."""
+    for kind, path in _directories(proc, "memory"):
+        name = "memory.events" if kind == "cgroup2" else "memory.oom_control"
+        counted = _values(path / name).get("oom_kill")
+        if counted is not None:
+            return counted
+    return _values(Path("/proc/vmstat")).get("oom_kill", 0)
+
+
 def process_limit(proc: Path = Path("/proc/self")) -> int | None:
     """The most processes and threads that its groups allow; None without a limit."""
     found = [_number(path / "pids.max") for _, path in _directories(proc, "pids")]
@@ -83,7 +93,7 @@ def path_of(proc: Path = Path("/proc/self")) -> str:
 def _used(path: Path, kind: str) -> int:
     """v2 counts shared memory among the pages of files, v1 among the cache."""
     total = _number(path / _NAMES[kind][1]) or 0
-    values = {key: int(value) for key, _, value in (line.partition(" ") for line in _lines(path / "memory.stat"))}
+    values = _values(path / "memory.stat")
     if kind == "cgroup2":
         files = values.get("file", 0) - values.get("shmem", 0)
     else:
@@ -131,6 +141,12 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+
+
+def _values(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    pairs = (line.partition(" ") for line in _lines(path))
+    return {name: int(value) for name, _, value in pairs if value.isdigit()}
 
 
 def _number(path: Path) -> int | None:
