@@ -8,7 +8,19 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from bench.measure import CONCURRENT, stamp
-from hayata import Agent, AsyncContext, Context, Decision, Finish, Next, Node, PolicyContext, Rerun
+from hayata import (
+    Agent,
+    AsyncContext,
+    Backoff,
+    Context,
+    Decision,
+    Finish,
+    Next,
+    Node,
+    PolicyContext,
+    Rerun,
+    Supervision,
+)
 
 
 class State(TypedDict):
@@ -49,7 +61,7 @@ def work(steps: int, *, stamps: str | None = None, first: int = 0) -> dict[str, 
     return {"steps": steps, "stamps": stamps, "first": first}
 
 
-def _agent(name: str, node: Node) -> Agent:
+def _agent(name: str, node: Node, supervision: Supervision | None = None) -> Agent:
     return Agent(
         id=name,
         nodes={"step": node},
@@ -58,9 +70,16 @@ def _agent(name: str, node: Node) -> Agent:
         state_type=State,
         max_steps=1_000_000,
         max_concurrency=CONCURRENT,
+        supervision=supervision or Supervision(),
     )
 
 
 # Rerun, since `bench.recovery` kills the node under its tasks; it costs other tasks nothing.
 agent = _agent("bench", Node(step, interrupted=Rerun(max_attempts=10)))
 async_agent = _agent("bench_async", Node(async_step))
+patient_agent = _agent(
+    "restarts",
+    Node(step, interrupted=Rerun(max_attempts=10)),
+    Supervision(intensity=1_000_000, backoff=Backoff(initial=0.001, maximum=0.01)),
+)
+"""For `bench.restarts`: it is never given up."""

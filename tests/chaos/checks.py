@@ -26,6 +26,20 @@ from tests.chaos.app import amount
 from tests.chaos.ledger import Line, plain
 from tests.chaos.story import Story, Told, describe
 
+INVARIANTS = {
+    1: "what was acknowledged exists",
+    2: "what completed is not run again, and is what its body returned",
+    3: "what may have run is run again as allowed, never twice at once",
+    4: "the mark was durable before the body began",
+    5: "parallel results are in the order of the request",
+    6: "the state is the fold of the completed updates",
+    7: "each event number is told once, the same to everybody",
+    8: "what has ended does not change",
+    9: "nothing of the dead lives on; no more descriptors",
+    10: "everything comes to an end",
+    11: "the store and its backup verify and open",
+}
+
 _TERMINAL_EVENTS = frozenset({"invocation_completed", "invocation_failed", "invocation_cancelled"})
 _EXPECTED_FAILURES = frozenset(
     {

@@ -135,16 +135,20 @@ class Faults:
         greatest = max(map(int, list_descriptors(victim.pid)), default=2)
         before = resource.prlimit(victim.pid, resource.RLIMIT_NOFILE)
         # Not below a number that is in use: poll(2) refuses more descriptors than there may be.
-        resource.prlimit(victim.pid, resource.RLIMIT_NOFILE, (greatest + 1 + fault.spare, before[1]))
-        self._at(time.monotonic() + fault.for_s, lambda: self._release(victim, before))
+        few = greatest + 1 + fault.spare
+        resource.prlimit(victim.pid, resource.RLIMIT_NOFILE, (few, before[1]))
+        self._at(time.monotonic() + fault.for_s, lambda: self._release(victim, few, before))
 
-    def _release(self, victim: Process, before: tuple[int, int]) -> None:
-        """Give back what was taken, also from those that were forked meanwhile."""
-        snapshot = self.look()
-        for process in [victim, *snapshot.children(victim.pid)]:
-            if _lives(process):
-                with suppress(ProcessLookupError):
-                    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+    def _release(self, victim: Process, few: int, before: tuple[int, int]) -> None:
+        """Give back what was taken, also from those that were forked meanwhile, wherever they are in the tree."""
+        self._give_back(victim, few, before)
+        for process in self.look().members.values():
+            self._give_back(process, few, before)
+
+    def _give_back(self, process: Process, few: int, before: tuple[int, int]) -> None:
+        with suppress(ProcessLookupError):
+            if _lives(process) and resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] == few:
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
 
 
 def _lives(process: Process) -> bool:

@@ -18,7 +18,6 @@ _MOST_RATE = {"edge": 6.0, "node": 6.0, "agent": 3.0, "forkserver": 0.3, "superv
 """Faults a second. A forkserver that dies again and again is started later each time; after the death of a
 supervisor or a guard it takes half a second or a second until the next one serves."""
 
-_SQUEEZED = frozenset({"supervisor", "node"})
 _SHARES: dict[Kind, float] = {"kill": 0.86, "stop": 0.1, "squeeze": 0.04}
 _LONGEST_S = {"guard": 1.0, "supervisor": 1.5}
 _FIRST_S = 0.3
@@ -68,16 +67,15 @@ def _of_role(role: str, dice: random.Random, duration_s: float, share: float) ->
     found: list[Fault] = []
     at_s = _FIRST_S + dice.expovariate(rate)
     while at_s < duration_s:
-        found.append(_fault(role, dice, at_s, _kind(role, dice)))
+        found.append(_fault(role, dice, at_s, _kind(dice)))
         at_s += dice.expovariate(rate)
     if not any(fault.kind == "kill" for fault in found):
         found.append(_fault(role, dice, dice.uniform(_FIRST_S, 0.8 * duration_s), "kill"))
     return found
 
 
-def _kind(role: str, dice: random.Random) -> Kind:
-    kinds = [kind for kind in _SHARES if kind != "squeeze" or role in _SQUEEZED]
-    return dice.choices(kinds, [_SHARES[kind] for kind in kinds])[0]
+def _kind(dice: random.Random) -> Kind:
+    return dice.choices(list(_SHARES), list(_SHARES.values()))[0]
 
 
 def _fault(role: str, dice: random.Random, at_s: float, kind: Kind) -> Fault:

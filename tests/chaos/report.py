@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.chaos.checks import Violation
+from tests.chaos.checks import INVARIANTS, Violation
 from tests.chaos.plan import ROLES
 from tests.chaos.run import Verdict
 
@@ -26,11 +26,43 @@ def report(verdict: Verdict) -> Iterator[str]:
     for what, count in _counts(verdict):
         yield f"{what:40}{count:>10}"
     yield ""
+    yield from _invariants(verdict)
+    yield ""
     for violation in verdict.violations[:_MOST_SHOWN]:
         yield _shortened(violation)
     if len(verdict.violations) > _MOST_SHOWN:
         yield f"and {len(verdict.violations) - _MOST_SHOWN} more"
     yield f"violations: {len(verdict.violations)}"
+
+
+def _invariants(verdict: Verdict) -> Iterator[str]:
+    """What was held against the ledgers, and how often it did not hold."""
+    broken = Counter(violation.number for violation in verdict.violations)
+    checked = _checked(verdict)
+    yield f"{'invariant':72}{'checked':>10}{'broken':>8}"
+    for number, text in INVARIANTS.items():
+        yield f"{number:2} {text:69}{checked[number]:>10}{broken[number]:>8}"
+
+
+def _checked(verdict: Verdict) -> dict[int, int]:
+    """Invariant → of how many things it was checked."""
+    story = verdict.story
+    tasks = [task for told in story.told.values() for task in told.tasks]
+    begun = sum(line["what"] == "start" for line in story.bodies)
+    completed = [told for told in story.told.values() if told.record.status == "completed"]
+    return {
+        1: len({line["id"] for line in story.heard_of("acknowledged")}),
+        2: sum(task.status == "completed" for task in tasks),
+        3: begun,
+        4: begun,
+        5: sum(story.ours and told.record.agent == "fan" for told in completed),
+        6: len(completed) if story.ours else 0,
+        7: sum(len(told.events) for told in story.told.values()) + len(story.heard_of("event")),
+        8: sum(len(story.heard_of(what)) for what in ("ended", "ended_by_event", "cancel")),
+        9: sum(count for (kind, _), count in verdict.faults.counts.items() if kind == "kill"),
+        10: len(story.told),
+        11: 2,
+    }
 
 
 def _counts(verdict: Verdict) -> Iterator[tuple[str, int | str]]:
