@@ -184,7 +184,7 @@ class Engine:
             agent = self.agents.get(manifest.id)
             if agent is not None:
                 agent.status, agent.error = "serving", None
-                self.perform(manifest.id, agent.coordinator.take_manifest(manifest, now()))
+                self.perform(manifest.id, agent.coordinator.take_manifest(manifest, self.now()))
                 continue
             self.agents[manifest.id] = agent = Agent(reference, Coordinator(manifest, self._cells, self._notes.began))
             for invocation in self.unclaimed.pop(manifest.id, {}).values():
@@ -195,7 +195,7 @@ class Engine:
                 agent.coordinator.drain()
             else:
                 failpoints.hit("engine.before_begin")
-                self.perform(manifest.id, agent.coordinator.begin(now()))
+                self.perform(manifest.id, agent.coordinator.begin(self.now()))
                 failpoints.hit("engine.after_begin")
         self.lost_apps.pop(reference, None)
         self._app_events(index, reference, None)
@@ -257,45 +257,45 @@ class Engine:
             if checked is not None:
                 checked(answer)
             return
-        self.perform(agent_id, self.agents[agent_id].coordinator.policy_answered(answer, now()))
+        self.perform(agent_id, self.agents[agent_id].coordinator.policy_answered(answer, self.now()))
 
     def task_reported(self, agent_id: str, node: str, report: TaskReport) -> None:
         """The end of a task, or a chunk or a sub-step of it."""
         coordinator = self.agents[agent_id].coordinator
         if isinstance(report, Partial):
-            self.perform(agent_id, coordinator.partial(report, now()))
+            self.perform(agent_id, coordinator.partial(report, self.now()))
         elif isinstance(report, SubstepDone):
-            self.perform(agent_id, coordinator.substep_done(report, now()))
+            self.perform(agent_id, coordinator.substep_done(report, self.now()))
         elif self.draining and isinstance(report, TaskInterrupted):
             # Drain writes nothing: what it cuts off stays running in the store, and the next start classifies it.
             return
         else:
             self.reports[type(report)] += 1
-            self.perform(agent_id, coordinator.reported(report, now()))
+            self.perform(agent_id, coordinator.reported(report, self.now()))
 
     def node_given_up(self, agent_id: str, node: str, error: ErrorInfo) -> None:
         """A node does not stay up."""
         self.log.error("node given up", agent=agent_id, node=node, error=error.message)
-        self.perform(agent_id, self.agents[agent_id].coordinator.node_given_up(node, error, now()))
+        self.perform(agent_id, self.agents[agent_id].coordinator.node_given_up(node, error, self.now()))
 
     def node_back(self, agent_id: str, node: str) -> None:
         """A node is up again."""
         self.log.info("node back", agent=agent_id, node=node)
-        self.perform(agent_id, self.agents[agent_id].coordinator.node_back(node, now()))
+        self.perform(agent_id, self.agents[agent_id].coordinator.node_back(node, self.now()))
 
     def agent_given_up(self, agent_id: str, error: ErrorInfo) -> None:
         """An agent worker does not stay up."""
         self.log.error("agent given up", agent=agent_id, error=error.message)
         agent = self.agents[agent_id]
         agent.status, agent.error = "failed", error
-        self.perform(agent_id, agent.coordinator.agent_given_up(error, now()))
+        self.perform(agent_id, agent.coordinator.agent_given_up(error, self.now()))
 
     def agent_back(self, agent_id: str) -> None:
         """An agent worker is up again."""
         self.log.info("agent back", agent=agent_id)
         agent = self.agents[agent_id]
         agent.status, agent.error = "serving", None
-        self.perform(agent_id, agent.coordinator.agent_back(now()))
+        self.perform(agent_id, agent.coordinator.agent_back(self.now()))
 
     def check(
         self,
@@ -309,6 +309,10 @@ class Engine:
         number = max(self._checks, default=0) + 1
         self._checks[number] = checked
         self.workers.check_update(agent_id, CheckUpdate(number, node, update, parallel))
+
+    def now(self) -> Now:
+        """The time, for an event."""
+        return Now(clock.wall(), clock.monotonic(), self._notes.anchor + clock.since_boot())
 
     # ---- effects ---------------------------------------------------------------------------------------------------
 
@@ -329,7 +333,7 @@ class Engine:
                     self._dispatch(effect)
                 case Ready():
                     agent = self.agents[effect.agent]
-                    self._perform_durable(agent.coordinator.ready(effect.execution_id, now()))
+                    self._perform_durable(agent.coordinator.ready(effect.execution_id, self.now()))
                 case AskPolicy():
                     self._ask(effect)
                 case Publish():
@@ -393,7 +397,7 @@ class Engine:
     def _tick(self) -> None:
         self._timer, self._timer_due = None, float("inf")
         for agent_id, agent in list(self.agents.items()):
-            self.perform(agent_id, agent.coordinator.tick(now()))
+            self.perform(agent_id, agent.coordinator.tick(self.now()))
 
     def _refused(self, persist: Persist, refusal: Refusal | HayataError) -> None:
         """A record isn't stored: its invocation is dropped here, and read from the store anew."""
@@ -438,7 +442,7 @@ class Engine:
                 return
             if subject.id not in agent.coordinator.invocations:
                 agent.coordinator.adopt(restored(loaded), loaded.memory)
-                self.perform(subject.agent, agent.coordinator.begin(now()))
+                self.perform(subject.agent, agent.coordinator.begin(self.now()))
 
         self.reader.submit(lambda: self.store.load(subject.id), take, self.broken)
 
@@ -505,8 +509,3 @@ class Engine:
         self.writer.close()
         self.reader.close()
         self.store.close()
-
-
-def now() -> Now:
-    """The time, for an event."""
-    return Now(clock.wall(), clock.monotonic())

@@ -154,13 +154,15 @@ def test_retry_waits_its_backoff_and_counts_attempts():
     assert status(shell) == "failed"
 
 
-def test_retry_pending_over_a_restart_keeps_what_is_left_of_its_delay():
+@pytest.mark.parametrize("clock_set_by", [0.0, -86400.0, 86400.0])
+def test_retry_pending_over_a_restart_keeps_what_is_left_of_its_delay(clock_set_by: float):
     shell = started(node("a", retry=RetryManifest(3, 10.0, 2.0, 60.0, 0.0)))
     shell.decide("a")
     shell.save()
     shell.fail(shell.only(), retryable=True)
     shell.save()
     shell.time += 4
+    shell.clock_set_by = clock_set_by
     shell.reopen()
     shell.save()
     shell.advance(5.5)
@@ -399,11 +401,17 @@ def test_cancel_answers_when_its_executions_are_confirmed_dead():
     assert event_types(shell)[-2:] == ["node_cancelled", "invocation_cancelled"]
 
 
-def test_invocation_timeout_counts_downtime_and_kills():
-    shell = started(invocation_timeout_s=10.0)
+@pytest.mark.parametrize("clock_set_by", [0.0, -86400.0, 86400.0])
+def test_invocation_timeout_counts_downtime_and_kills(clock_set_by: float):
+    shell = started(node("a", rerun=2), invocation_timeout_s=10.0)
     shell.decide("a")
     shell.save()
-    shell.advance(9)
+    shell.time += 6
+    shell.clock_set_by = clock_set_by
+    shell.reopen()
+    shell.save()
+    shell.advance(3)
+    shell.save()
     assert status(shell) == "running"
     shell.advance(2)
     shell.save()

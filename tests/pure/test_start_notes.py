@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hayata_supervisor.process import start_notes
+from hayata_supervisor.process import clock, start_notes
 from hayata_supervisor.process.start_notes import FILE, NoteWriter, StartNotes
 
 ID = f"{7:032x}.3.1"
@@ -81,3 +81,13 @@ def test_no_cell_proves_nothing(tmp_path: Path):
     notes.clear(-1)
     NoteWriter(tmp_path).begins(-1, ID)
     assert restarted(tmp_path, -1)
+
+
+def test_anchor_of_the_clock_is_that_of_the_first_supervisor_of_a_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = StartNotes(tmp_path).anchor
+    assert abs(first + clock.since_boot() - clock.wall()) < 5.0
+    monkeypatch.setattr(clock, "wall", lambda: 86400.0)  # somebody sets the clock
+    assert StartNotes(tmp_path).anchor == first
+    page = tmp_path / FILE
+    page.write_bytes(page.read_bytes().replace(b"hayata starts", b"another boots"))
+    assert abs(StartNotes(tmp_path).anchor + clock.since_boot() - 86400.0) < 5.0

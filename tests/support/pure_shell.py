@@ -104,6 +104,7 @@ class PureShell:
         self.notes: dict[int, str] = {}  # cell → who has begun; "" where nobody has; without an entry: unknown
         self.coordinator = Coordinator(manifest, Cells(cells, self._clear))
         self.time = 1000.0
+        self.clock_set_by = 0.0
         self.journals: dict[bytes, list[bytes]] = {}
         self.snapshots: dict[bytes, tuple[int, bytes]] = {}
         self.fresh: dict[bytes, Invocation] = {}
@@ -121,7 +122,7 @@ class PureShell:
 
     @property
     def now(self) -> Now:
-        return Now(self.time, self.time)
+        return Now(self.time + self.clock_set_by, self.time, self.time)
 
     def new(self, name: str, input: object = None, **changes: Any) -> Invocation:
         id = len(self.fresh).to_bytes(16, "big")

@@ -29,10 +29,13 @@ class Accepted(_Fact, frozen=True, tag="accepted"):
 
 
 class Started(_Fact, frozen=True, tag="started"):
-    """It runs, from this state, by this definition (`core.definitions`). Event ``invocation_started``."""
+    """It runs, from this state, by this definition (`core.definitions`), since this time (``Now.lasting``; 0 in old
+    journals). Event ``invocation_started``.
+    """
 
     state: Update
     definition: msgspec.Raw = EMPTY
+    lasting: float = 0.0
 
 
 class Decided(_Fact, frozen=True, tag="decided"):
@@ -86,7 +89,7 @@ class SubstepDone(_Fact, frozen=True, tag="substep"):
 
 
 class Failed(_Fact, frozen=True, tag="failed"):
-    """The body ended with a failure or was cut off. ``retry_at``: wall time from which attempt + 1 may run, 0 for at
+    """The body ended with a failure or was cut off. ``retry_at``: when (``Now.lasting``) attempt + 1 may run, 0 for at
     once, None for a final failure. Event ``node_failed``.
     """
 

@@ -92,6 +92,7 @@ class Invocation(msgspec.Struct, array_like=True):
     number: int = 0
     definition: msgspec.Raw = EMPTY
     reversioned: bool = False
+    started_lasting: float = 0.0
 
     @property
     def terminal(self) -> bool:
@@ -131,6 +132,7 @@ def apply(invocation: Invocation, fact: f.Fact, at: float) -> None:
             invocation.state = fact.state
             invocation.definition = fact.definition
             invocation.started_at = at
+            invocation.started_lasting = fact.lasting
         case f.Decided():
             invocation.step = fact.step + len(fact.nodes)
             invocation.tasks = [Task(fact.step + offset, node) for offset, node in enumerate(fact.nodes)]

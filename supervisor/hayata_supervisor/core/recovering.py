@@ -43,7 +43,7 @@ class Recovering(Transitions):
             self._try_again(invocation, task, report.error, delay_s, now)
 
     def _try_again(self, invocation: Invocation, task: Task, error: ErrorInfo, delay_s: float, now: Now) -> None:
-        fact = f.Failed(task.step, task.attempt, task.node, error, now.wall + delay_s)
+        fact = f.Failed(task.step, task.attempt, task.node, error, now.lasting + delay_s)
         self._persist(invocation, [fact], now)
         self._await_retry(invocation, task, delay_s, now)
 
@@ -195,5 +195,5 @@ class Recovering(Transitions):
             if not self._goes_on(invocation):
                 return
             slots = self.executions.slots.get(task.node)
-            left_s = delay_left(slots.manifest if slots else None, task.retry_at, now.wall)
+            left_s = delay_left(slots.manifest if slots else None, task.retry_at, now.lasting)
             self._await_retry(invocation, task, left_s, now)

@@ -24,8 +24,8 @@ def retry_delay(node: NodeManifest, attempt: int, report: TaskFailed | TaskInter
     return max(0.0, delay * (1 + retry.jitter * spread))
 
 
-def delay_left(node: NodeManifest | None, retry_at: float, wall: float) -> float:
-    """What is left of a retry's delay after a restart: never more than its policy gives, if the clock has jumped."""
+def delay_left(node: NodeManifest | None, retry_at: float, lasting: float) -> float:
+    """What is left of a retry's delay after a restart: never more than its policy gives, if the clock was set."""
     retry = node.retry if node is not None else None
     longest = retry.max_backoff_s * (1 + retry.jitter) if retry is not None else 0.0
-    return min(max(0.0, retry_at - wall), longest)
+    return min(max(0.0, retry_at - lasting), longest)

@@ -50,10 +50,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Now(NamedTuple):
-    """The time of an event: ``wall`` for what is stored, ``mono`` (monotonic seconds) for what is waited for."""
+    """The time of an event: ``wall`` for people, ``mono`` (monotonic seconds) for what is waited for, ``lasting`` for
+    what is due after a restart: about the wall time, but it does not jump within a boot.
+    """
 
     wall: float
     mono: float
+    lasting: float
 
 
 class Resting(NamedTuple):
@@ -109,7 +112,7 @@ class Transitions:
         self.admission.hold(invocation.session, invocation.id)
         self.admission.running += 1
         invocation.version = self.manifest.version
-        self._persist(invocation, [*facts, f.Started(state, self.definition)], now, token=token, hold=True)
+        self._persist(invocation, [*facts, f.Started(state, self.definition, now.lasting)], now, token=token, hold=True)
         self._arm_timeout(invocation, now)
         self._ask_policy(invocation, now)
 
@@ -321,7 +324,8 @@ class Transitions:
         limit = self.manifest.invocation_timeout_s
         if limit is None or invocation.started_at is None:
             return None
-        return min(invocation.started_at + limit + invocation.paused_s - now.wall, limit)
+        since = invocation.started_lasting or invocation.started_at
+        return min(since + limit + invocation.paused_s - now.lasting, limit)
 
     def _arm_timeout(self, invocation: Invocation, now: Now) -> None:
         left = self._timeout_left(invocation, now)

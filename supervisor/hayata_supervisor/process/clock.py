@@ -1,6 +1,7 @@
 """The clock. Nothing else reads it, so that tests can stand in another and the core never looks at all.
 
-Durations are differences of `monotonic`; `wall` is for people and for what must be compared after a restart.
+Durations are differences of `monotonic`; `wall` is for people. What is due after a restart is compared with
+`since_boot` and an anchor (`process.start_notes`): within a boot it does not jump when somebody sets the clock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ monotonic = time.monotonic
 
 wall = time.time
 """Seconds since the epoch; may jump."""
+
+
+def since_boot() -> float:
+    """Seconds since the boot, sleep included; the same for all processes. Elsewhere than on Linux: `monotonic`."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else monotonic()
 
 
 def unix_ms() -> int:

@@ -10,17 +10,22 @@ has written can prove that a body never began: a mark that is older than the pag
 restarts, stays unknown.
 
 `core.cells` says why a cell is never overwritten too early.
+
+The header has the boot's *anchor*, too: the wall time of the boot as it was when the page was made. So a deadline that
+outlives the supervisor counts by a clock that nobody sets, and after another boot by the wall clock.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 from pathlib import Path
 
 from hayata.ids import parse_execution_id
 from hayata_supervisor import failpoints
 from hayata_supervisor.core.cells import CELLS
+from hayata_supervisor.process import clock
 
 FILE = "starts"
 _CELL_BYTES = 32
@@ -28,10 +33,15 @@ _HEADER_BYTES = 4096
 _SIZE = _HEADER_BYTES + CELLS * _CELL_BYTES
 _UNKNOWN = b"\xff" * _CELL_BYTES  # no execution has such an id: it would be of the year 10889
 _CLEAR = bytes(_CELL_BYTES)
+_ANCHOR = struct.Struct("<d")
+_ANCHOR_AT = 512
 
 
 class StartNotes:
     """The supervisor's view: what the incarnations before have noted. Opening it makes the page ready for the next.
+
+    Attributes:
+        anchor: Wall time of the boot, in seconds, as it was when the page was made.
 
     Raises:
         OSError: The file can't be made.
@@ -46,12 +56,14 @@ class StartNotes:
                 os.ftruncate(fd, 0)
                 os.posix_fallocate(fd, 0, _SIZE)  # room now: a page that finds none later would be a SIGBUS
                 _write_all(fd, _UNKNOWN * CELLS, _HEADER_BYTES)
+                os.pwrite(fd, _ANCHOR.pack(clock.wall() - clock.since_boot()), _ANCHOR_AT)
                 failpoints.hit("notes.before_own")
                 os.pwrite(fd, owner, 0)
                 failpoints.hit("notes.after_own")
             self._page = mmap.mmap(fd, _SIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(fd)
+        self.anchor: float = _ANCHOR.unpack_from(self._page, _ANCHOR_AT)[0]
 
     def clear(self, cell: int) -> None:
         """Note that what is about to be marked has not begun."""
@@ -108,4 +120,4 @@ def _owner(fd: int) -> bytes:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:  # not Linux: no boot is like another
         boot = os.urandom(16).hex().encode()
-    return b"hayata starts 2 %s %d %d\n" % (boot, status.st_dev, status.st_ino)
+    return b"hayata starts 3 %s %d %d\n" % (boot, status.st_dev, status.st_ino)

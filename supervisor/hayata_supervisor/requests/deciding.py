@@ -9,7 +9,6 @@ from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.effects import Call
 from hayata_supervisor.core.invocation import info
 from hayata_supervisor.core.merge import MergeRefused, relevant
-from hayata_supervisor.engine import now
 from hayata_supervisor.hub import Sink
 from hayata_supervisor.requests.desk import Desk
 from hayata_supervisor.requests.looking import Looking
@@ -35,7 +34,7 @@ class Deciding:
         if agent is None:
             return
         coordinator = agent.coordinator
-        effects, touched = coordinator.recover(request.changed, now())
+        effects, touched = coordinator.recover(request.changed, self._engine.now())
         self._engine.perform(request.agent, effects)
         again = [each for each in touched if request.changed == "restart" and each.status == "cancelled"]
         fresh = [self._running.restart(agent, each) for each in again]
@@ -61,7 +60,8 @@ class Deciding:
         if live is not None:
             agent, invocation = live
             self._engine.perform(
-                invocation.agent, agent.coordinator.cancel(invocation.id, "cancelled by a client", sink, now())
+                invocation.agent,
+                agent.coordinator.cancel(invocation.id, "cancelled by a client", sink, self._engine.now()),
             )
             return
 
@@ -137,7 +137,7 @@ class Deciding:
             execution.step, execution.attempt, task.node, request.by, request.request_id, update, merge, error
         )
         try:
-            effects = agent.coordinator.reconcile(invocation.id, fact, now())
+            effects = agent.coordinator.reconcile(invocation.id, fact, self._engine.now())
         except MergeRefused as refused:
             raise Refusal(failure("invalid_state", str(refused), path=refused.path)) from None
         self._engine.perform(invocation.agent, effects)

@@ -9,7 +9,7 @@ from hayata.ids import RisingIds, check_name
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.effects import Persist
 from hayata_supervisor.core.invocation import Invocation, info
-from hayata_supervisor.engine import Agent, now
+from hayata_supervisor.engine import Agent
 from hayata_supervisor.hub import Sink
 from hayata_supervisor.process import clock
 from hayata_supervisor.requests.desk import Desk, reply
@@ -107,7 +107,9 @@ class Running:
             raise Refusal(failure("daemon_unavailable", "the daemon is stopping"))
         engine.open.add(fresh.id)
         try:
-            effects = coordinator.run(fresh, memory, queue=request.on_busy == "queue", token=sink, now=now())
+            effects = coordinator.run(
+                fresh, memory, queue=request.on_busy == "queue", token=sink, now=self._engine.now()
+            )
         except Refusal:
             engine.open.discard(fresh.id)
             raise
@@ -131,7 +133,7 @@ class Running:
             input=old.input,
         )
         self._engine.open.add(id)
-        effects = agent.coordinator.run(fresh, None, queue=True, token=None, now=now())
+        effects = agent.coordinator.run(fresh, None, queue=True, token=None, now=self._engine.now())
         for effect in effects:
             if isinstance(effect, Persist) and effect.subject is fresh:
                 effect.hold, effect.mate = False, old.id
