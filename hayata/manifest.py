@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from hayata import messages as m
@@ -12,6 +13,7 @@ from hayata.supervision import Probe, Rerun, Retry, Supervision, as_backoff
 
 SYNC_CONCURRENCY = 4
 ASYNC_CONCURRENCY = 64
+_SHUTDOWN_S = {"brutal_kill": 0.0, "infinity": math.inf}
 
 
 def agent_manifest(agent: Agent) -> m.AgentManifest:
@@ -55,10 +57,11 @@ def _node(agent: Agent, node: Node) -> m.NodeManifest:
         rerun_attempts=node.interrupted.max_attempts if isinstance(node.interrupted, Rerun) else 0,
         fresh=node.isolation == "fresh",
         max_tasks=node.max_tasks,
-        shutdown_s=node.shutdown,
+        shutdown_s=_SHUTDOWN_S[node.shutdown] if isinstance(node.shutdown, str) else node.shutdown,
         probe_attempts=node.interrupted.max_attempts if isinstance(node.interrupted, Probe) else 0,
         memory_limit_bytes=node.memory_limit,
         cpu_limit_s=node.cpu_limit,
+        restart=node.restart,
     )
 
 
@@ -76,6 +79,7 @@ def _retry(retry: Retry) -> m.RetryManifest:
 def _supervision(supervision: Supervision) -> m.SupervisionManifest:
     backoff = as_backoff(supervision.backoff)
     return m.SupervisionManifest(
+        strategy=supervision.strategy,
         intensity=supervision.intensity,
         period_s=supervision.period,
         backoff_s=backoff.initial,

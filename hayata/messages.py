@@ -26,6 +26,9 @@ Value: TypeAlias = msgspec.Raw
 Update: TypeAlias = dict[str, msgspec.Raw]
 """Top-level key → encoded value: a state, or a node's updates to it."""
 
+Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
+RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
+
 NIL = msgspec.Raw(b"\xc0")
 """The encoded None."""
 
@@ -67,6 +70,7 @@ class RetryManifest(msgspec.Struct, frozen=True, array_like=True):
 class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     """One node.
 
+    ``shutdown_s`` is what its edges have to end with the node: 0 kills them, infinite waits for them.
     ``concurrency`` is the most tasks at once; a sync node has that many edge workers, an async node one.
     ``rerun_attempts``: n is ``interrupted=Rerun(max_attempts=n)``; ``probe_attempts``: n is
     ``Probe(fn, max_attempts=n)``; with both 0 it is ``"uncertain"``. The limits are those that the node's worker
@@ -85,15 +89,17 @@ class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     probe_attempts: int = 0
     memory_limit_bytes: int | None = None
     cpu_limit_s: float | None = None
+    restart: RestartType = "permanent"
 
 
 class SupervisionManifest(msgspec.Struct, frozen=True, array_like=True):
-    """Restart intensity of an agent's workers."""
+    """How an agent's workers are restarted: with whom, how often at most, and when."""
 
     intensity: int
     period_s: float
     backoff_s: float
     max_backoff_s: float
+    strategy: Strategy = "one_for_one"
 
 
 class AgentManifest(msgspec.Struct, frozen=True, array_like=True):
@@ -295,7 +301,12 @@ class PartialAck(_Wire, frozen=True, tag="partial_ack"):
 
 
 class StopWorker(_Wire, frozen=True, tag="stop"):
-    """Take no more work; N stops its edges and exits. A exits after the evaluation in hand."""
+    """Take no more work; N stops its edges and exits. A exits after the evaluation in hand.
+
+    ``reason``, in a word, for the tasks that this cuts off.
+    """
+
+    reason: str = "stopped"
 
 
 # E → N → S. N forwards the frame as it is.
@@ -807,7 +818,8 @@ class AgentList(_Named, frozen=True, tag="agents"):
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge. ``status``: ``stopped`` is
-    one that somebody has stopped with a signal.
+    one that somebody has stopped with a signal; or, without a pid, one that has ended and is not started again.
+    ``restart``: its restart type, and ``strategy``: its agent's, of agents and nodes.
 
     ``tasks``: execution id → seconds since it was handed to its node; a node's own still wait for an edge.
     """
@@ -821,6 +833,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     restarts: int = 0
     memory_bytes: int | None = None
     last_exit: str = ""
+    restart: str = ""
+    strategy: str = ""
     tasks: dict[str, float] = {}
     cpu_s: float | None = None
     children: list[ProcessInfo] = []

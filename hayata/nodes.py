@@ -17,8 +17,18 @@ from hayata.callables import (
     takes_context,
 )
 from hayata.field_types import FieldType
-from hayata.problems import Count, Fields, MemoryBytes, Name, OpenFiles, Pause, Problems, Seconds, reserved
-from hayata.supervision import Probe, Rerun, Retry
+from hayata.problems import (
+    Count,
+    Fields,
+    MemoryBytes,
+    Name,
+    OpenFiles,
+    Problems,
+    Seconds,
+    ShutdownTime,
+    reserved,
+)
+from hayata.supervision import Probe, Rerun, RestartType, Retry, Shutdown
 
 NodeFunction: TypeAlias = Callable[..., Any]
 """``fn(state, ctx)`` or ``fn(state)``, maybe ``async``; returns a mapping of updates."""
@@ -52,8 +62,11 @@ class Node:
         cpu_limit: CPU seconds of one task and of all that it has started; beyond it they are killed, and the task
             is cut off with ``edge_crashed``, reason ``cpu_limit``. Not for coroutines.
         open_files: Most open files of an edge worker; beyond it opening fails with ``EMFILE``.
-        restart: ``"permanent"``: the node's worker is always restarted.
-        shutdown: Seconds that edge workers have to end when the node stops.
+        restart: When the node's worker is started again after it has ended: ``"permanent"``, always;
+            ``"transient"``, if it ended abnormally (not with exit code 0 or SIGTERM); ``"temporary"``, never. A node
+            that is not started again is ``stopped``, and fails its tasks with ``node_unavailable``.
+        shutdown: Seconds that edge workers have to end what they run when the node is ended; ``"brutal_kill"``:
+            none; ``"infinity"``: as long as it takes.
         lifespan: Instead of the agent's.
 
     Raises:
@@ -82,8 +95,8 @@ class Node:
         address_space_limit: int | None = None,
         cpu_limit: float | None = None,
         open_files: int | None = None,
-        restart: Literal["permanent"] = "permanent",
-        shutdown: float = 5.0,
+        restart: RestartType = "permanent",
+        shutdown: Shutdown = 5.0,
         lifespan: Lifespan | None = None,
         **unknown: Never,
     ) -> None:
@@ -154,8 +167,8 @@ class _NodeFields(Fields):
     address_space_limit: MemoryBytes | None
     cpu_limit: Seconds | None
     open_files: OpenFiles | None
-    restart: Literal["permanent"]
-    shutdown: Pause
+    restart: RestartType
+    shutdown: ShutdownTime
 
 
 @overload
@@ -178,8 +191,8 @@ def node(
     address_space_limit: int | None = None,
     cpu_limit: float | None = None,
     open_files: int | None = None,
-    restart: Literal["permanent"] = "permanent",
-    shutdown: float = 5.0,
+    restart: RestartType = "permanent",
+    shutdown: Shutdown = 5.0,
     lifespan: Lifespan | None = None,
 ) -> Callable[[NodeFunction], Node]: ...
 

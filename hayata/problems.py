@@ -24,6 +24,17 @@ Amount = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
+def _shutdown(value: Any) -> Any:
+    if value in ("brutal_kill", "infinity"):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError("Input should be seconds, 0 or more, 'brutal_kill' or 'infinity'")
+    return value
+
+
+ShutdownTime = Annotated[Any, AfterValidator(_shutdown)]
+
+
 def _name(value: Any) -> str:
     try:
         return check_name("name", value)

@@ -12,6 +12,9 @@ from typing import Any, Final, Literal, TypeAlias
 from hayata.callables import arguments_problem, is_coroutine_function, is_generator_function, resolve
 from hayata.problems import Amount, Count, Fields, Pause, Problems, Seconds
 
+RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
+Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
+Shutdown: TypeAlias = float | Literal["brutal_kill", "infinity"]
 RetryOn: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]"
 
 
@@ -186,11 +189,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How an agent's workers are restarted.
+    """How an agent's workers are restarted: its own first, then its nodes, in the order of their definition.
 
     Attributes:
-        strategy: ``one_for_one``: a worker that dies is restarted alone.
-        intensity: More restarts than this within ``period`` give the worker up for a while.
+        strategy: With whom a worker that has ended is restarted. ``one_for_one``: alone; ``one_for_all``: with all
+            others; ``rest_for_one``: with those that were started after it. The others are ended first, the last
+            one first, each within its ``shutdown``; what they then still run is cut off with ``node_crashed``,
+            reason ``sibling_restart``.
+        intensity: Most restarts within ``period``. ``one_for_one``: of each worker; one more gives it up for a
+            while, and more given up than that, the agent. Else: of the group; one more gives the agent up. What was
+            given up is tried again after ``node_retry``, longer each time.
         period: Seconds.
         backoff: Pause before the second restart in a row, doubled for each further one; or a `Backoff` with
             factor 2.
@@ -202,7 +210,7 @@ class Supervision:
         OTP ``supervisor``.
     """
 
-    strategy: Literal["one_for_one"] = "one_for_one"
+    strategy: Strategy = "one_for_one"
     intensity: int = 10
     period: float = 60.0
     backoff: float | Backoff = field(default_factory=lambda: Backoff(initial=0.1, maximum=5.0))
@@ -223,6 +231,6 @@ class Supervision:
 
 
 class _SupervisionFields(Fields):
-    strategy: Literal["one_for_one"]
+    strategy: Strategy
     intensity: Amount
     period: Seconds

@@ -39,6 +39,7 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
             str(process.pid),
             process.status,
             str(process.restarts),
+            (process.strategy if process.role == "agent" else process.restart) or "-",
             "-" if process.memory_bytes is None else size(process.memory_bytes),
             "-" if process.cpu_s is None else f"{process.cpu_s:.1f} s",
             "-" if process.started_at is None else took(process.started_at, time.time()),
@@ -48,7 +49,8 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
         ]
         for branch, process in _walk(root, "", "", pictures)
     ]
-    heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "MEMORY", "CPU", "UP", "INCARNATION", "TASKS", "LAST EXIT"]
+    heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "SUPERVISION", "MEMORY", "CPU", "UP"]
+    heads += ["INCARNATION", "TASKS", "LAST EXIT"]
     print_table(heads, rows, empty="")
 
 

@@ -161,6 +161,8 @@ class Process:
         memory_bytes: Resident memory, pages that it shares with others included.
         cpu_s: CPU seconds that it has used.
         last_exit: How the one before ended.
+        restart: Its restart type: ``permanent transient temporary``; of agents and nodes.
+        strategy: With whom it is restarted: ``one_for_one one_for_all rest_for_one``; of agents and nodes.
         tasks: What it runs: execution id → seconds since it was handed out; a node's own wait for an edge.
         children: The processes below.
     """
@@ -175,6 +177,8 @@ class Process:
     memory_bytes: int | None
     cpu_s: float | None
     last_exit: str
+    restart: str
+    strategy: str
     tasks: Mapping[str, float]
     children: tuple[Process, ...]
 
@@ -327,6 +331,8 @@ def process(info: m.ProcessInfo) -> Process:
         memory_bytes=info.memory_bytes,
         cpu_s=info.cpu_s,
         last_exit=info.last_exit,
+        restart=info.restart,
+        strategy=info.strategy,
         tasks=info.tasks,
         children=tuple(process(child) for child in info.children),
     )

@@ -7,6 +7,7 @@ the slot free.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -242,9 +243,9 @@ class Edge:
         self.retiring = self.retiring or why
         self.channel.send(encode(StopWorker()))
         self._cancel_timer()
-        self._kill_timer = self._reactor.call_later(
-            self._setting.job.node.shutdown_s, lambda: self.kill("did not stop in time")
-        )
+        shutdown_s = self._setting.job.node.shutdown_s
+        if shutdown_s != math.inf:
+            self._kill_timer = self._reactor.call_later(shutdown_s, lambda: self.kill("did not stop in time"))
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:

@@ -64,6 +64,12 @@ def told_to_end(reason: str) -> ErrorInfo:
     return interruption("cancelled", f"the execution was ended: {reason}", reason)
 
 
+_NODE_ENDED = {
+    "sibling_restart": "its node was ended because another worker of the agent had, and they are restarted together",
+    "agent_failed": "its node was ended because the whole agent was given up",
+}
+
+
 def never_ran(reason: str) -> ErrorInfo:
     """The node stops, and no edge had the task."""
     return interruption("node_unavailable", "the node stopped before the execution began", reason)
@@ -76,14 +82,14 @@ class Death(NamedTuple):
         exit: How it ended.
         killed: Why the node killed it; empty when it didn't.
         neighbour: It was killed for another task's sake.
-        stopping: The node is being stopped.
+        stopping: Why the node is being stopped, in a word; empty when it isn't.
         out_of_memory: The kernel has killed for memory since the node last looked.
     """
 
     exit: Exit
     killed: str
     neighbour: bool
-    stopping: bool
+    stopping: str
     out_of_memory: bool
 
 
@@ -95,6 +101,8 @@ def edge_lost(death: Death) -> ErrorInfo:
     if death.neighbour:
         message = "its edge worker was killed because another execution in it did not end"
         return interruption("edge_crashed", message, "neighbour", **details)
+    if death.stopping in _NODE_ENDED:
+        return interruption("node_crashed", _NODE_ENDED[death.stopping], death.stopping, **details)
     if death.stopping:
         return interruption("edge_crashed", "its node is being stopped", "shutdown", **details)
     if death.killed and death.exit.signal == signal.SIGKILL:

@@ -130,6 +130,7 @@ class NodeWorker:
         self._queue: deque[Task] = deque()
         self._deadlines = Deadlines(reactor, self._tasks, self._overdue)
         self._limits = Limits(reactor, job.node, memory_limit(job.node), lambda: self._fleet.edges, self)
+        self._stopping = ""
         self._oom_kills = cgroup.oom_kills()
         self._gone = False
         self.strays = 0
@@ -166,7 +167,7 @@ class NodeWorker:
         elif isinstance(head, DescribeEdges):
             self._channel.send(encode(EdgesDescribed({edge.id: list(edge.tasks) for edge in self._fleet.edges})))
         else:
-            self._stop()
+            self._stop(head.reason)
 
     def closed(self, reason: FrameTooLarge | OSError | None) -> None:
         """The supervisor is gone: so are we, with all that is below us."""
@@ -176,7 +177,8 @@ class NodeWorker:
     def _give_up(self) -> None:
         self._gone = True
 
-    def _stop(self) -> None:
+    def _stop(self, reason: str) -> None:
+        self._stopping = reason
         self._fleet.stop()
         while self._queue:
             self._interrupted(self._queue.popleft(), never_ran("shutdown"), started=False)
@@ -342,7 +344,7 @@ class NodeWorker:
         assert edge.exit is not None
         neighbour = any(task.verdict is not None for task in edge.tasks.values())
         out_of_memory = edge.exit.signal == signal.SIGKILL and not edge.killed and self._kernel_has_killed()
-        error = edge_lost(Death(edge.exit, edge.killed, neighbour, self._fleet.stopping, out_of_memory))
+        error = edge_lost(Death(edge.exit, edge.killed, neighbour, self._stopping, out_of_memory))
         unsent = set(edge.channel.unsent())
         idle = edge.ready and not edge.tasks
         for task in list(edge.tasks.values()):

@@ -234,9 +234,9 @@ def test_node_killed_dispatch_while_it_is_down_waits_for_the_next_one(rig):
 
 
 def test_worker_that_does_not_get_ready_is_killed_and_given_up_and_comes_back():
-    with TreeRig(broken="stuck worker", start_timeout_s=1.0, node_retry_s=0.5) as rig:
+    with TreeRig(broken="stuck worker", start_timeout_s=3.0, node_retry_s=0.5) as rig:
         error = rig.hear("agent_given_up", agent="fragile")["error"]
-        assert "not ready within 1 s" in error["message"]
+        assert "not ready within 3 s" in error["message"]
         rig.hear("node_given_up", agent="fragile")
         rig.broken.unlink()
         rig.hear("agent_back", agent="fragile")

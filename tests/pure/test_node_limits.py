@@ -170,7 +170,7 @@ def test_kills_for_memory_without_a_group_are_the_machines(tree: Tree):
     ],
 )
 def test_death_says_whether_the_kernel_was_out_of_memory(end: Exit, killed: str, out_of_memory: bool, reason: str):
-    error = edge_lost(Death(end, killed, neighbour=False, stopping=False, out_of_memory=out_of_memory))
+    error = edge_lost(Death(end, killed, neighbour=False, stopping="", out_of_memory=out_of_memory))
     told = decode(error.details)
     assert (error.code, told["reason"], told["interrupted"]) == ("edge_crashed", reason, True)
     assert told.get("signal", told.get("exit_code")) == (end.signal_name or end.code)

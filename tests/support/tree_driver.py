@@ -67,6 +67,9 @@ class Recorder:
     def node_given_up(self, agent_id, node, error):
         say("node_given_up", agent=agent_id, node=node, error=error)
 
+    def node_stopped(self, agent_id, node, error):
+        say("node_stopped", agent=agent_id, node=node, error=error)
+
     def node_back(self, agent_id, node):
         say("node_back", agent=agent_id, node=node)
 

@@ -130,15 +130,15 @@ class TreeRig:
 
     def heard(self, event, **fields):
         """What has been said so far and fits."""
-        self._read(0)
+        self._read(0, may_end=True)
         return [heard for heard in self.events if heard["event"] == event and fits(heard, fields)]
 
-    def _read(self, timeout_s):
+    def _read(self, timeout_s, *, may_end=False):
         stdout = self._driver.stdout.fileno()
         if not select.select([stdout], [], [], timeout_s)[0]:
             return
         data = os.read(stdout, 1 << 20)
-        assert data, f"the driver ended\n{(self.home / 'stderr').read_text()}"
+        assert data or may_end, f"the driver ended\n{(self.home / 'stderr').read_text()}"
         *lines, self._rest = (self._rest + data).split(b"\n")
         self.events += [json.loads(line) for line in lines]
 

@@ -72,6 +72,8 @@ def seeds_form(state: Mapping[str, Any]) -> dict[str, Any]:
     concurrency=2,
     retry=Retry(max_attempts=3, backoff=Backoff(initial=0.1), on=(OSError,)),
     interrupted=Rerun(2),
+    restart="transient",
+    shutdown="infinity",
 )
 def decorated(state: State, ctx: Context) -> State:
     return {}
@@ -107,6 +109,11 @@ async def was_charged_later(ctx: AsyncContext) -> Any:
 
 probed = Node(in_steps, interrupted=Probe(was_charged, max_attempts=5))
 probed_later = Node(in_steps_later, interrupted=Probe(was_charged_later))
+brutal = Node(in_steps, restart="transient", shutdown="brutal_kill")
+patient = Node(in_steps, restart="temporary", shutdown="infinity")
+bad_restart = Node(in_steps, restart="sometimes")  # wrong
+bad_shutdown = Node(in_steps, shutdown="soon")  # wrong
+bad_strategy = Supervision(strategy="one_for_some")  # wrong
 bad_probe = Node(in_steps, interrupted=Probe(was_charged, attempts=5))  # wrong
 
 
@@ -150,7 +157,7 @@ agent = Agent(
     max_steps=3,
     execution_timeout=5.0,
     lifespan=pool,
-    supervision=Supervision(intensity=3, period=5),
+    supervision=Supervision(strategy="rest_for_one", intensity=3, period=5),
 )
 mapped = Agent("mapped", {"seed": seeds_form, "bare": bare}, typed_policy, lifespan=awaited_pool)
 misspelt = Agent("a", [greet], policy, max_step=3)  # wrong

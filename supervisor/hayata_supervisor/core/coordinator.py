@@ -299,10 +299,15 @@ class Coordinator(Recovering):
                 self._final_failure(invocation, task, error, now)
         return self._effects()
 
+    def node_stopped(self, node: str, error: ErrorInfo, now: Now) -> list[Effect]:
+        """The node has ended for good: nobody can wait for it either."""
+        self.executions.slots[node].stopped = True
+        return self.node_given_up(node, error, now)
+
     def node_back(self, node: str, now: Now) -> list[Effect]:
         """The node is tried again."""
         slots = self.executions.slots[node]
-        slots.unavailable = None
+        slots.unavailable, slots.stopped = None, False
         self._grant(slots, now)
         return self._effects()
 

@@ -33,6 +33,8 @@ class Slots:
         marked: Executions that are marked and whose end has not been confirmed, wanted or not.
         active: Those of them that were handed to the node.
         ready: Execution ids that are durably marked and wait to be handed out.
+        unavailable: Why nothing can be handed out.
+        stopped: It is not even tried again by itself.
     """
 
     def __init__(self, manifest: NodeManifest) -> None:
@@ -42,6 +44,7 @@ class Slots:
         self.waiting: deque[Claim] = deque()
         self.ready: deque[str] = deque()
         self.unavailable: ErrorInfo | None = None
+        self.stopped = False
         self._mean_s = 1.0
 
     def mark(self) -> bool:

@@ -97,7 +97,7 @@ def _agent_info(name: str, agent: Agent) -> m.AgentInfo:
     nodes = [
         m.NodeInfo(
             name=slots.manifest.name,
-            status="serving" if slots.unavailable is None else "failed",
+            status="serving" if slots.unavailable is None else "stopped" if slots.stopped else "failed",
             is_async=slots.manifest.is_async,
             concurrency=slots.manifest.concurrency,
             busy=slots.active,

@@ -17,6 +17,7 @@ from hayata.messages import (
     Evaluate,
     FromAgent,
     PolicyFailed,
+    RestartType,
     UpdateChecked,
     decoder,
     encode,
@@ -25,10 +26,13 @@ from hayata_supervisor.process import clock
 from hayata_supervisor.process.reactor import Timer
 from hayata_supervisor.tree.incarnation import Incarnation
 from hayata_supervisor.tree.port import AgentAnswer, failure
-from hayata_supervisor.tree.worker_link import CONGESTED_BYTES, Forks, Ground, WorkerLink
+from hayata_supervisor.tree.worker_link import CONGESTED_BYTES, Forks, Ground, Superior, WorkerLink
 
 MOST_CRASHES = 3
 """A worker that dies this often on one ask fails it."""
+
+GRACE_S = 2.0
+"""How long an agent worker that is told to end may take with the evaluation in hand."""
 
 _DECODER = decoder(FromAgent)
 
@@ -60,11 +64,10 @@ class AgentLink(WorkerLink):
     role = "agent"
     listens = False
 
-    def __init__(self, ground: Ground, forks: Forks, manifest: AgentManifest) -> None:
-        super().__init__(ground, forks, manifest.id, None, manifest.supervision, _DECODER)
+    def __init__(self, ground: Ground, forks: Forks, superior: Superior, manifest: AgentManifest) -> None:
+        super().__init__(ground, forks, superior, manifest.id, None, _DECODER)
         self._sent: deque[_Ask] = deque()
         self._waiting: deque[_Ask] = deque()
-        self._unavailable: ErrorInfo | None = None
         self._head_due = 0.0
         self._head_timer: Timer | None = None
         self._overdue: _Ask | None = None
@@ -140,6 +143,9 @@ class AgentLink(WorkerLink):
     def _judge(self, incarnation: Incarnation) -> bool:
         """Settle the ask in hand; the others are asked again. A death on an ask counts against that ask."""
         sent, self._sent = self._sent, deque()
+        if self._ending:
+            self._waiting.extendleft(reversed(sent))
+            return False
         if not sent:
             return True
         head = sent[0]
@@ -166,13 +172,25 @@ class AgentLink(WorkerLink):
             return None
         return self._crash("agent_crashed", incarnation, f"it evaluated a decision, {MOST_CRASHES} times")
 
-    def _gave_up(self, error: ErrorInfo) -> None:
-        self._unavailable = error
-        waiting, self._waiting = self._waiting, deque()
+    def _tell_unavailable(self, error: ErrorInfo, *, stopped: bool) -> None:
         self._listener.agent_given_up(self.agent, error)
+
+    def _tell_back(self) -> None:
+        self._listener.agent_back(self.agent)
+
+    def _refuse_waiting(self, error: ErrorInfo) -> None:
+        waiting, self._waiting = self._waiting, deque()
         for ask in waiting:
             self._answer(ask, error)
 
-    def _came_back(self) -> None:
-        self._unavailable = None
-        self._listener.agent_back(self.agent)
+    # Spec
+
+    @property
+    def restart_type(self) -> RestartType:
+        """Without its worker an agent can do nothing."""
+        return "permanent"
+
+    @property
+    def grace_s(self) -> float:
+        """Policies are quick."""
+        return GRACE_S

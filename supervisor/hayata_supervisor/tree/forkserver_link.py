@@ -26,7 +26,6 @@ from hayata.messages import (
     Manifest,
     Pong,
     ProcessInfo,
-    SupervisionManifest,
     WorkerFailed,
     WorkerReady,
     decoder,
@@ -52,8 +51,6 @@ MOST_KILLED_IMPORTS = 3
 again, until that has happened so often."""
 
 _RETRY_S = 0.005
-_NEVER = 1_000_000_000
-_SUPERVISION = SupervisionManifest(intensity=_NEVER, period_s=60.0, backoff_s=0.2, max_backoff_s=5.0)
 _DECODER = decoder(FromForkserver)
 
 
@@ -116,7 +113,7 @@ class ForkserverLink:
         self._reactor = ground.reactor
         self._apps = apps
         self._incarnation: Incarnation | None = None
-        self._restarter = Restarter(ground.reactor, _SUPERVISION, ground.launch.node_retry_s, ground.jitter, self.start)
+        self._restarter = Restarter(ground.reactor, ground.jitter, self.start)
         self._error: ErrorInfo | None = None
         self._imported_once = False
         self._killed_imports = 0

@@ -7,6 +7,7 @@ one. After the death its owner buries what it left behind, then calls `drain`, a
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from hayata_supervisor.tree.worker_link import Ground
 
 _EOF_GRACE_S = 1.0
-_STOP = encode(StopWorker())
 _PING = encode(Ping())
 _KILLED_FOR = {"stopped": "stopped for too long", "hung": "silent for too long"}
 
@@ -226,17 +226,17 @@ class Incarnation:
 
     # Death
 
-    def stop(self, grace_s: float) -> None:
-        """Ask it to end; kill it after ``grace_s`` seconds."""
+    def stop(self, grace_s: float, reason: str = "stopped") -> None:
+        """Ask it to end; kill it after ``grace_s`` seconds, which may be infinite."""
         if self._pidfd is not None:
-            self.stream.send(_STOP)
+            self.stream.send(encode(StopWorker(reason)))
             self.kill_later(grace_s)
         else:
             self.kill()
 
     def kill_later(self, grace_s: float) -> None:
         """Kill it if it still lives in ``grace_s`` seconds."""
-        if self._kill_timer is None:
+        if self._kill_timer is None and grace_s != math.inf:
             self._kill_timer = self._reactor.call_later(grace_s, self.kill)
 
     def kill(self) -> None:

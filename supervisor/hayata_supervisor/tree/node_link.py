@@ -26,6 +26,7 @@ from hayata.messages import (
     PartialAck,
     Pong,
     ProcessInfo,
+    RestartType,
     RunTask,
     SubstepDone,
     TaskCompleted,
@@ -38,10 +39,11 @@ from hayata.messages import (
 )
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.reactor import Callback, Timer
+from hayata_supervisor.tree import reasons
 from hayata_supervisor.tree.edge_book import EdgeBook
 from hayata_supervisor.tree.incarnation import Incarnation
 from hayata_supervisor.tree.port import TaskReport, failure
-from hayata_supervisor.tree.worker_link import CONGESTED_BYTES, Forks, Ground, WorkerLink
+from hayata_supervisor.tree.worker_link import CONGESTED_BYTES, Forks, Ground, Superior, WorkerLink
 
 UNANSWERED_S = 5.0
 """A node that is this late with an end that was due, and does not answer, hangs, and is killed."""
@@ -50,6 +52,9 @@ ASKED_AFTER_S = 1.0
 """How late an end may be before the node is asked whether it lives. It may be late for a reason: the clock of a task
 starts when an edge takes it, and an edge may take long to start.
 """
+
+GRACE_S = 1.0
+"""What a node worker that is told to end may take beyond its edges' ``shutdown``."""
 
 _LOOK_S = 0.5
 
@@ -63,9 +68,10 @@ class _Sent:
     it.
     """
 
-    __slots__ = ("killed", "overdue")
+    __slots__ = ("killed", "overdue", "task")
 
-    def __init__(self, overdue: float | None) -> None:
+    def __init__(self, task: RunTask, overdue: float | None) -> None:
+        self.task = task
         self.overdue = overdue
         self.killed = False
 
@@ -76,13 +82,14 @@ class NodeLink(WorkerLink):
     role = "node"
     listens = True
 
-    def __init__(self, ground: Ground, forks: Forks, manifest: AgentManifest, node: NodeManifest) -> None:
-        super().__init__(ground, forks, manifest.id, node.name, manifest.supervision, _DECODER)
+    def __init__(
+        self, ground: Ground, forks: Forks, superior: Superior, manifest: AgentManifest, node: NodeManifest
+    ) -> None:
+        super().__init__(ground, forks, superior, manifest.id, node.name, _DECODER)
         self.manifest = node
         self._name = node.name
         self._waiting: dict[str, RunTask] = {}
         self._sent: dict[str, _Sent] = {}
-        self._unavailable: ErrorInfo | None = None
         self._overdue_timer: Timer | None = None
         self._asked_at: float | None = None
         self._edge_failures = 0
@@ -148,9 +155,9 @@ class NodeLink(WorkerLink):
                 self._report_soon(TaskFailed(execution_id, "", info, False))
                 continue
             if task.timeout_s is None:
-                self._sent[execution_id] = _Sent(None)
+                self._sent[execution_id] = _Sent(task, None)
             else:
-                self._sent[execution_id] = _Sent(clock.monotonic() + task.timeout_s + ASKED_AFTER_S)
+                self._sent[execution_id] = _Sent(task, clock.monotonic() + task.timeout_s + ASKED_AFTER_S)
                 self._watch_overdue()
 
     # What the worker says
@@ -178,13 +185,18 @@ class NodeLink(WorkerLink):
                 looked()
 
     def _ended(self, report: TaskEnd) -> None:
-        if self._sent.pop(report.execution_id, None) is None:
+        sent = self._sent.pop(report.execution_id, None)
+        if sent is None:
             return  # late: its end was reported before
         self._edge_failures = 0
         if self.status == "stopping" and isinstance(report, TaskInterrupted):
             return  # a stop writes nothing: the next start classifies the task
-        if self._giving_up and isinstance(report, TaskInterrupted) and not report.started:
-            report = _not_started(report.execution_id, self._why_given_up())  # not that it was told to stop
+        if isinstance(report, TaskInterrupted) and not report.started and not sent.killed:
+            if self._ending:  # no edge had it: it is the next incarnation's
+                self._waiting[report.execution_id] = sent.task
+                return
+            if self._giving_up:
+                report = _not_started(report.execution_id, reasons.given_up(self))  # not that it was told to stop
         self._listener.task_reported(self.agent, self._name, report)
 
     def _partial(self, partial: Partial | SubstepDone) -> None:
@@ -202,11 +214,10 @@ class NodeLink(WorkerLink):
             return
         # Edges that take a minute each to fail never exceed the intensity, yet nothing gets done.
         self._edge_failures += 1
-        if self.restarter.count() or self._edge_failures > self.restarter.supervision.intensity:
+        if self._superior.edge_failed(self) or self._edge_failures > self._superior.intensity:
             self._giving_up = True
-            self._last_error = message.error
-            assert self.incarnation is not None
-            self.incarnation.stop(self.manifest.shutdown_s)
+            self.last_error = message.error
+            self._end(self.grace_s)
 
     def _edge_stopped(self, message: EdgeStopped) -> None:
         if self._edges is not None:
@@ -259,7 +270,7 @@ class NodeLink(WorkerLink):
 
     def _hangs(self) -> None:
         assert self.incarnation is not None
-        self._last_error = failure("node_crashed", f"{self} did not end a task that was due; it hangs")
+        self.last_error = failure("node_crashed", f"{self} did not end a task that was due; it hangs")
         self.incarnation.lose_patience("stopped" if self.incarnation.stopped else "hung")
 
     # Birth and death
@@ -298,22 +309,35 @@ class NodeLink(WorkerLink):
             self._listener.task_reported(self.agent, self._name, report)
         return True
 
-    def _gave_up(self, error: ErrorInfo) -> None:
-        self._unavailable = error
+    def _tell_unavailable(self, error: ErrorInfo, *, stopped: bool) -> None:
+        if stopped:
+            self._listener.node_stopped(self.agent, self._name, error)
+        else:
+            self._listener.node_given_up(self.agent, self._name, error)
+
+    def _tell_back(self) -> None:
+        self._listener.node_back(self.agent, self._name)
+
+    def _refuse_waiting(self, error: ErrorInfo) -> None:
         waiting, self._waiting = self._waiting, {}
-        self._listener.node_given_up(self.agent, self._name, error)
         for execution_id in waiting:
             self._listener.task_reported(self.agent, self._name, _not_started(execution_id, error))
-
-    def _came_back(self) -> None:
-        self._unavailable = None
-        self._listener.node_back(self.agent, self._name)
 
     def _report_soon(self, report: TaskReport) -> None:
         """Report what is known at once, but not from within the request."""
         self._reactor.call_soon(lambda: self._listener.task_reported(self.agent, self._name, report))
 
-    # Description
+    # Spec and description
+
+    @property
+    def restart_type(self) -> RestartType:
+        """As the node has it."""
+        return self.manifest.restart
+
+    @property
+    def grace_s(self) -> float:
+        """The node's ``shutdown``, and what its worker needs beyond it."""
+        return self.manifest.shutdown_s + GRACE_S if self.manifest.shutdown_s > 0 else 0.0
 
     def info(self) -> ProcessInfo:
         """Describe the worker and its edges; what no edge is known to have is the node's own."""

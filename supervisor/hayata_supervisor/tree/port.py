@@ -45,8 +45,11 @@ class WorkerListener(Protocol):
     def node_given_up(self, agent_id: str, node: str, error: ErrorInfo) -> None:
         """The node's worker does not stay up, and rests."""
 
+    def node_stopped(self, agent_id: str, node: str, error: ErrorInfo) -> None:
+        """The node's worker has ended, and its restart type says that it is not started again."""
+
     def node_back(self, agent_id: str, node: str) -> None:
-        """A given-up node's worker is up again."""
+        """The worker of a node that was given up, or stopped, is up again."""
 
     def agent_given_up(self, agent_id: str, error: ErrorInfo) -> None:
         """The agent's worker does not stay up, and rests."""

@@ -2,16 +2,18 @@
 
 Life of a link (`status`):
 
-    starting ──ready──▶ serving ──death──▶ restarting ──buried, judged──▶ starting
-        └────────death, no fork────────────────▲   └──intensity exceeded──▶ failed ──rest──▶ starting
+    starting ──ready──▶ serving ──death──▶ restarting ──buried, judged──▶ starting, failed or stopped
+        └────────death, no fork────────────────▲
+    any ──terminate──▶ terminating ──buried, judged──▶ restarting
     any ──stop──▶ stopping ──buried──▶ stopped
 
-The order after a death is always: reap, bury what it left behind, read its last messages, judge what it held,
-start the next incarnation.
+The order after a death is always: reap, bury what it left behind, read its last messages, judge what it held. What
+comes next is not for the link to say: it tells the agent's `Superior`, and does what that answers.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -22,20 +24,22 @@ from hayata.messages import (
     ErrorInfo,
     Launch,
     ProcessInfo,
-    SupervisionManifest,
+    RestartType,
+    Strategy,
     WorkerFailed,
     WorkerReady,
 )
 from hayata_supervisor import failpoints
+from hayata_supervisor.core.supervision import ExitClass
+from hayata_supervisor.process.pidfd import Exit
 from hayata_supervisor.process.reactor import Callback, Reactor, Timer
 from hayata_supervisor.process.vigil import Vigil
 from hayata_supervisor.process.watcher import EdgeWatcher
 from hayata_supervisor.tree.graveyard import Graveyard
 from hayata_supervisor.tree.incarnation import Incarnation
 from hayata_supervisor.tree.port import Log, WorkerListener, failure
-from hayata_supervisor.tree.restarter import Restarter
 
-Status: TypeAlias = Literal["starting", "serving", "restarting", "failed", "stopping", "stopped"]
+Status: TypeAlias = Literal["starting", "serving", "restarting", "terminating", "failed", "stopping", "stopped"]
 
 CONGESTED_BYTES = 128 * 1024 * 1024
 """Most bytes that wait for one worker; what comes after stays with the supervisor."""
@@ -67,13 +71,36 @@ class Forks(Protocol):
         """Take an application back; False when it has been sent already."""
 
 
+class Superior(Protocol):
+    """Who decides what becomes of an agent's workers: `AgentGroup`."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """With whom a worker is restarted."""
+
+    @property
+    def intensity(self) -> int:
+        """Most restarts of a period."""
+
+    def ready(self, link: WorkerLink) -> None:
+        """The worker is up."""
+
+    def ended(self, link: WorkerLink, exit: ExitClass, *, blameless: bool, hopeless: bool) -> None:
+        """The worker is dead, buried and judged, or could not be started."""
+
+    def edge_failed(self, link: WorkerLink) -> bool:
+        """An edge could not start; True: nothing comes of its node."""
+
+
 class WorkerLink:
     """See the module. `AgentLink` and `NodeLink` say what is handed to the worker and how it is judged.
 
     Attributes:
         agent: Id of the agent.
         node: Name of the node; None for the agent's own worker.
+        restarts: How often it was started again.
         last_exit: How the last incarnation ended, for people.
+        last_error: What it, or whoever should have started it, said of that.
     """
 
     role: Literal["agent", "node"]
@@ -84,26 +111,30 @@ class WorkerLink:
         self,
         ground: Ground,
         forks: Forks,
+        superior: Superior,
         agent: str,
         node: str | None,
-        supervision: SupervisionManifest,
         decoder: msgspec.msgpack.Decoder[Any],
     ) -> None:
         self.agent = agent
         self.node = node
         self.forks = forks
         self.status: Status = "starting"
+        self.restarts = 0
         self.last_exit = ""
         self.incarnation: Incarnation | None = None
-        self.restarter = Restarter(ground.reactor, supervision, ground.launch.node_retry_s, ground.jitter, self.start)
+        self._superior = superior
         self._ground = ground
         self._reactor = ground.reactor
         self._listener = ground.listener
         self._decoder = decoder
-        self._last_error: ErrorInfo | None = None
+        self.last_error: ErrorInfo | None = None
         self._start_timer: Timer | None = None
         self._look_timer: Timer | None = None
+        self._unavailable: ErrorInfo | None = None
+        self._was_ready = False
         self._giving_up = False
+        self._ending = ""  # why it is being terminated, in a word
         self._stopped: list[Callback] = []
 
     # What a kind of worker adds
@@ -124,12 +155,26 @@ class WorkerLink:
         """All that the dead worker said was heard: settle what it held. Say whether its death counts."""
         raise NotImplementedError
 
-    def _gave_up(self, error: ErrorInfo) -> None:
-        """The worker does not stay up: refuse what waits for it."""
+    def _tell_unavailable(self, error: ErrorInfo, *, stopped: bool) -> None:
+        """Tell the listener that there is no worker for now."""
         raise NotImplementedError
 
-    def _came_back(self) -> None:
-        """The worker is up after it was given up."""
+    def _tell_back(self) -> None:
+        """Tell the listener that there is one again."""
+        raise NotImplementedError
+
+    def _refuse_waiting(self, error: ErrorInfo) -> None:
+        """Settle what waits for the worker."""
+        raise NotImplementedError
+
+    @property
+    def restart_type(self) -> RestartType:
+        """As in its spec."""
+        raise NotImplementedError
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that the worker may take to end; 0: none, it is killed. May be infinite."""
         raise NotImplementedError
 
     # Start
@@ -137,7 +182,9 @@ class WorkerLink:
     def start(self) -> None:
         """Ask for a process."""
         self.status = "starting"
-        self._last_error = None
+        self.last_error = None
+        self._ending = ""
+        self._giving_up = self._was_ready = False
         self.forks.apply(self)
 
     def open_incarnation(self) -> Incarnation:
@@ -178,15 +225,17 @@ class WorkerLink:
         self.discard_incarnation()
         if self.status == "stopping":
             self._finish_stop()
+        elif self.status == "terminating":
+            self._terminated()
         else:
             self.start()
 
     def _never_born(self, error: ErrorInfo) -> None:
-        self._last_error = error
+        self.last_error = error
         self.last_exit = error.code
         self._ground.log.warning("worker not started", **self._names(), error=error.message)
         self.discard_incarnation()
-        self._count_and_restart(counts=True)
+        self._tell_ended("never_started")
 
     def discard_incarnation(self) -> None:
         """Give up an incarnation that has no process of its own."""
@@ -198,7 +247,7 @@ class WorkerLink:
     def _start_timed_out(self) -> None:
         assert self.incarnation is not None
         limit_s = self._ground.launch.start_timeout_s
-        self._last_error = failure("agent_start_failed", f"{self} was not ready within {limit_s:g} s")
+        self.last_error = failure("agent_start_failed", f"{self} was not ready within {limit_s:g} s")
         self._ground.log.error("worker start timed out", **self._names(), timeout_s=limit_s)
         self.incarnation.kill()
 
@@ -214,7 +263,7 @@ class WorkerLink:
         if isinstance(message, WorkerReady):
             self._ready(message)
         elif isinstance(message, WorkerFailed):
-            self._last_error = message.error
+            self.last_error = message.error
         else:
             self._message(message)
 
@@ -230,21 +279,21 @@ class WorkerLink:
         try:
             adopted = incarnation.adopt(message.pid)
         except OSError as error:
-            self._last_error = failure("node_unavailable", f"the system refused a worker: {error}")
+            self.last_error = failure("node_unavailable", f"the system refused a worker: {error}")
             incarnation.kill()  # as soon as its forkserver has named it, too, or has died
             return
         if not adopted:
             incarnation.refuse(f"pid {message.pid}, which is no child of ours")
             return
         self._forget_start_timer()
-        if self.status == "stopping":
+        if self.status in ("stopping", "terminating"):
             return
         self.status = "serving"
+        self._was_ready = True
         if self.listens:
             incarnation.expect_answers()
         self._ground.log.info("worker ready", **self._names(), pid=message.pid, incarnation=incarnation.id)
-        if self.restarter.came_up():
-            self._came_back()
+        self._superior.ready(self)
         self._pump()
 
     def _look_again(self) -> None:
@@ -258,7 +307,7 @@ class WorkerLink:
 
     def broken(self, reason: str) -> None:
         """Note that the worker does not speak our protocol."""
-        self._last_error = failure("protocol_error", f"{self} sent {reason}")
+        self.last_error = failure("protocol_error", f"{self} sent {reason}")
         self._ground.log.error("protocol error", **self._names(), reason=reason)
 
     # Death
@@ -266,7 +315,7 @@ class WorkerLink:
     def died(self) -> None:
         """The process is dead and reaped."""
         self._forget_start_timer()
-        if self.status != "stopping":
+        if self.status not in ("stopping", "terminating"):
             self.status = "restarting"
         failpoints.hit("supervisor.before_bury")
         self._bury(self._buried)
@@ -280,48 +329,64 @@ class WorkerLink:
         if self.status == "stopping":
             self._finish_stop()
             return
-        self._ground.log.warning(
+        log = self._ground.log.info if self._ending else self._ground.log.warning
+        log(
             "worker died",
             **self._names(),
             pid=incarnation.pid,
             exit=self.last_exit,
-            error=self._last_error.message if self._last_error else None,
+            error=self.last_error.message if self.last_error else None,
         )
         failpoints.hit("supervisor.before_judge")
         counts = self._judge(incarnation)
         failpoints.hit("supervisor.after_judge")
-        if self.status == "restarting":  # the listener may have stopped us meanwhile
-            self._count_and_restart(counts)
+        if self._unavailable is not None:
+            self._refuse_waiting(self._unavailable)
+        self._tell_ended(self._exit_class(incarnation.exit), blameless=not counts)
 
-    def _count_and_restart(self, counts: bool) -> None:
+    def _exit_class(self, exit: Exit | None) -> ExitClass:
+        if not self._was_ready:
+            return "never_started"
+        if exit is not None and exit.code == 0:
+            return "normal"
+        return "shutdown" if exit is not None and exit.signal == signal.SIGTERM else "abnormal"
+
+    def _tell_ended(self, exit: ExitClass, *, blameless: bool = False) -> None:
         if self.status == "stopping":
             self._finish_stop()
-        elif self._giving_up or (counts and self.restarter.count()):
-            self._give_up()
-        elif counts:
+        elif self.status != "stopped":  # the listener may have stopped us meanwhile
             self.status = "restarting"
-            self.restarter.restart()
-        else:
-            self.restarter.restart_now()
+            self._superior.ended(self, exit, blameless=blameless, hopeless=self._giving_up)
 
-    def _give_up(self) -> None:
-        self._giving_up = False
-        self.status = "failed"
-        error = self._why_given_up()
-        self.restarter.give_up()
-        self._gave_up(error)
+    # What the superior decides
 
-    def _why_given_up(self) -> ErrorInfo:
-        cause = self._last_error or failure("node_crashed", f"{self} ended with {self.last_exit}")
-        return failure(
-            "agent_crashed" if self.node is None else "node_unavailable",
-            f"{self} does not stay up: {cause.message}",
-            hint=cause.hint or "it is tried again later; see the daemon's log for what ended it",
-            agent=self.agent,
-            node=self.node,
-            last_exit=self.last_exit,
-            cause={"code": cause.code, "message": cause.message},
-        )
+    def terminate(self, reason: str) -> None:
+        """End the worker within its grace, or take its start back. The superior hears `ended`, not from within."""
+        withdrawn = self.status == "starting" and self.forks.withdraw(self)
+        self.status = "terminating"
+        if withdrawn or self.incarnation is None:
+            self._reactor.call_soon(self._terminated)
+            return
+        if self.incarnation.exit is None:
+            self._ending = reason
+        self._end(self.grace_s)
+
+    def _terminated(self) -> None:
+        if self.status == "terminating":
+            self._tell_ended("shutdown")
+
+    def refuse(self, error: ErrorInfo, *, stopped: bool = False) -> None:
+        """From now on, until `come_back`, nobody waits for this worker."""
+        if self._unavailable is None:
+            self._unavailable = error
+            self._tell_unavailable(error, stopped=stopped)
+            self._refuse_waiting(error)
+
+    def come_back(self) -> None:
+        """The worker may be waited for again."""
+        if self._unavailable is not None:
+            self._unavailable = None
+            self._tell_back()
 
     # Stop
 
@@ -335,7 +400,6 @@ class WorkerLink:
         else:
             withdrawn = self.status == "starting" and self.forks.withdraw(self)
             self.status = "stopping"
-            self.restarter.cancel()
             if withdrawn or self.incarnation is None:
                 self._reactor.call_soon(self._finish_stop)
             else:
@@ -345,7 +409,7 @@ class WorkerLink:
         if self.incarnation is None:
             return
         if grace_s > 0:
-            self.incarnation.stop(grace_s)
+            self.incarnation.stop(grace_s, self._ending or "stopped")
         else:
             self.incarnation.kill()
 
@@ -372,7 +436,7 @@ class WorkerLink:
             code,
             f"the worker of {self} ended with {incarnation.ending} while {what}",
             interrupted=True,
-            reason=incarnation.killed_for or "crash",
+            reason=self._ending or incarnation.killed_for or "crash",
             signal=exit.signal_name if exit else None,
             exit_code=exit.code if exit else None,
         )
@@ -387,6 +451,8 @@ class WorkerLink:
             status="stopped" if incarnation and incarnation.stopped else self.status,
             incarnation=incarnation.id if incarnation else "",
             started_at=incarnation.started_at if incarnation else None,
-            restarts=self.restarter.restarts,
+            restarts=self.restarts,
             last_exit=self.last_exit,
+            restart=self.restart_type,
+            strategy=self._superior.strategy,
         )

@@ -24,6 +24,7 @@ from hayata.messages import (
 from hayata_supervisor.process.reactor import Callback, Reactor
 from hayata_supervisor.process.vigil import Vigil
 from hayata_supervisor.process.watcher import EdgeWatcher
+from hayata_supervisor.tree.agent_group import AgentGroup
 from hayata_supervisor.tree.agent_link import AgentLink
 from hayata_supervisor.tree.forkserver_link import App, ForkserverLink
 from hayata_supervisor.tree.graveyard import Graveyard
@@ -39,20 +40,15 @@ VALUE_REFERENCE = "<value>"
 LOOK_S = 0.25
 """How long a node may take to say what its edges do; a tree is shown without that of one that hangs."""
 
-AGENT_GRACE_S = 2.0
-"""How long a stopped agent worker may take to end the evaluation in hand."""
-
-NODE_GRACE_S = 1.0
-"""What a stopped node worker may take beyond its edges' ``shutdown``."""
-
 
 class _Agent:
     """One agent's links, and the app that it came from."""
 
-    def __init__(self, forkserver: ForkserverLink, manifest: AgentManifest, worker: AgentLink) -> None:
+    def __init__(self, ground: Ground, forkserver: ForkserverLink, manifest: AgentManifest) -> None:
         self.forkserver = forkserver
         self.manifest = manifest
-        self.worker = worker
+        self.group = AgentGroup(ground, manifest.id)
+        self.worker = AgentLink(ground, forkserver, self.group, manifest)
         self.nodes: dict[str, NodeLink] = {}
         self.stopping = False
 
@@ -155,32 +151,27 @@ class WorkerTree:
                     hint="give one of them another id, or stop the other one first",
                     agent=manifest.id,
                 )
-        started = [part for manifest in manifests for part in self._take(link, manifest)]
+        agents = [self._take(link, manifest) for manifest in manifests]
         self._ground.listener.app_loaded(link.app.index, link.app.reference, manifests)
-        for part in started:
-            if part.status == "starting":  # the listener may have stopped it
-                part.start()
+        for agent in agents:
+            if not (agent.stopping or self._stopping):  # the listener may have stopped it
+                agent.group.define(agent.manifest, agent.links)
         return None
 
-    def _take(self, link: ForkserverLink, manifest: AgentManifest) -> list[WorkerLink]:
-        """Note an agent's definition; return the links that are new. A node that is gone keeps its worker:
-        tasks of the old definition may still be its.
+    def _take(self, link: ForkserverLink, manifest: AgentManifest) -> _Agent:
+        """Note an agent's definition. A node that is gone keeps its worker: tasks of the old definition may still be
+        its.
         """
         agent = self._agents.get(manifest.id)
-        new: list[WorkerLink] = []
         if agent is None:
-            agent = self._agents[manifest.id] = _Agent(link, manifest, AgentLink(self._ground, link, manifest))
-            new.append(agent.worker)
+            agent = self._agents[manifest.id] = _Agent(self._ground, link, manifest)
         agent.manifest = manifest
         for node in manifest.nodes:
             if node.name in agent.nodes:
                 agent.nodes[node.name].manifest = node
             else:
-                agent.nodes[node.name] = NodeLink(self._ground, link, manifest, node)
-                new.append(agent.nodes[node.name])
-        for part in agent.links:
-            part.restarter.supervision = manifest.supervision
-        return new
+                agent.nodes[node.name] = NodeLink(self._ground, link, agent.group, manifest, node)
+        return agent
 
     def failed(self, link: ForkserverLink, error: ErrorInfo) -> None:
         """Tell the listener. Called by the forkserver's link."""
@@ -261,6 +252,7 @@ class WorkerTree:
             self._ground.reactor.call_soon(done)
             return
         agent.stopping = True
+        agent.group.stop()
         forkserver = agent.forkserver
         forkserver.stopped_agents.add(agent_id)
 
@@ -285,6 +277,8 @@ class WorkerTree:
             done: Called when no descendant of this process is left, and no descriptor of the tree is open.
         """
         self._stopping = True
+        for agent in self._agents.values():
+            agent.group.stop()
         links = [part for agent in self._agents.values() for part in agent.links]
         waiting = 1 + len(self._forkservers)
 
@@ -301,7 +295,7 @@ class WorkerTree:
     @property
     def longest_grace_s(self) -> float:
         """Most seconds that a worker may take to end after `stop` with ``drain``."""
-        return max((_grace_s(link) for agent in self._agents.values() for link in agent.links), default=0.0)
+        return max((link.grace_s for agent in self._agents.values() for link in agent.links), default=0.0)
 
     def hurry(self) -> None:
         """Kill what a `stop` that is under way still gives time."""
@@ -326,7 +320,7 @@ class WorkerTree:
                 done()
 
         for link in links:
-            link.stop(one_less, _grace_s(link) if drain else 0.0)
+            link.stop(one_less, link.grace_s if drain else 0.0)
         if not links:
             self._ground.reactor.call_soon(done)
 
@@ -370,19 +364,13 @@ class WorkerTree:
     @property
     def restarts(self) -> int:
         """How often a worker was started again."""
-        workers = sum(link.restarter.restarts for agent in self._agents.values() for link in agent.links)
+        workers = sum(link.restarts for agent in self._agents.values() for link in agent.links)
         return workers + sum(link.restarts for link in self._forkservers.values())
 
     def tree(self) -> list[ProcessInfo]:
         """Describe forkservers, agent workers, and node workers with their edges."""
         links = [part for agent in self._agents.values() for part in agent.links]
         return [link.info() for link in self._forkservers.values()] + [link.info() for link in links]
-
-
-def _grace_s(link: WorkerLink) -> float:
-    if isinstance(link, NodeLink):
-        return link.manifest.shutdown_s + NODE_GRACE_S
-    return AGENT_GRACE_S
 
 
 def _nothing() -> None:
