@@ -281,7 +281,7 @@ class Engine:
     def node_stopped(self, agent_id: str, node: str, error: ErrorInfo) -> None:
         """A node has ended, and is not started again."""
         self.log.warning("node stopped", agent=agent_id, node=node, error=error.message)
-        self.perform(agent_id, self.agents[agent_id].coordinator.node_stopped(node, error, now()))
+        self.perform(agent_id, self.agents[agent_id].coordinator.node_stopped(node, error, self.now()))
 
     def node_back(self, agent_id: str, node: str) -> None:
         """A node is up again."""
