@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
-from collections.abc import Iterator
 
 import click
 
+from hayata.cli import processes
 from hayata.cli.options import json_option, open_client, socket_option
 from hayata.cli.output import print_json, print_table, size, status, took
-from hayata.client.records import Process
 from hayata.client.transport import wait_gone
-
-_INCARNATION = re.compile(r"[0-9a-f]{32}")
 
 
 @click.command()
@@ -32,10 +27,9 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
     if as_json:
         print_json(root)
         return
-    pictures = ("├─ ", "│  ", "└─ ", "   ") if "utf" in (sys.stdout.encoding or "").lower() else ("|- ", "|  ") * 2
     rows = [
         [
-            branch + _name(process),
+            line,
             str(process.pid),
             process.status,
             str(process.restarts),
@@ -44,36 +38,14 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
             "-" if process.cpu_s is None else f"{process.cpu_s:.1f} s",
             "-" if process.started_at is None else took(process.started_at, time.time()),
             process.incarnation[:8] or "-",
-            _tasks(process) or "-",
+            processes.tasks(process) or "-",
             process.last_exit or "-",
         ]
-        for branch, process in _walk(root, "", "", pictures)
+        for line, process in processes.lines(root)
     ]
     heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "SUPERVISION", "MEMORY", "CPU", "UP"]
     heads += ["INCARNATION", "TASKS", "LAST EXIT"]
     print_table(heads, rows, empty="")
-
-
-def _tasks(process: Process) -> str:
-    """The oldest, and how many more."""
-    oldest = sorted(process.tasks.items(), key=lambda item: -item[1])
-    text = "".join(f"{name} ({age_s:.1f} s)" for name, age_s in oldest[:1])
-    return text if len(oldest) < 2 else f"{text} and {len(oldest) - 1} more"
-
-
-def _name(process: Process) -> str:
-    """Role and name, an incarnation in it shortened."""
-    if process.name in ("", process.role):
-        return process.role
-    return f"{process.role} {_INCARNATION.sub(lambda found: found[0][:8], process.name)}"
-
-
-def _walk(process: Process, own: str, below: str, pictures: tuple[str, ...]) -> Iterator[tuple[str, Process]]:
-    yield own, process
-    middle, line, last, space = pictures
-    for index, child in enumerate(process.children):
-        is_last = index == len(process.children) - 1
-        yield from _walk(child, below + (last if is_last else middle), below + (space if is_last else line), pictures)
 
 
 @click.command()

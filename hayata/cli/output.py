@@ -22,7 +22,7 @@ import click
 from hayata.client.records import Event
 from hayata.errors import HayataError
 
-_STATUS_COLORS = {
+STATUS_COLORS = {
     "completed": "green",
     "serving": "green",
     "running": "cyan",
@@ -97,7 +97,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, empty: s
     widths = [max(len(line[column]) for line in [list(heads), *lines]) for column in range(len(heads))]
     click.echo(click.style(_aligned(heads, widths, []), bold=True))
     for line in lines:
-        click.echo(_aligned(line, widths, [_STATUS_COLORS.get(cell) for cell in line]))
+        click.echo(_aligned(line, widths, [STATUS_COLORS.get(cell) for cell in line]))
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], colors: Sequence[str | None]) -> str:
@@ -111,7 +111,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int], colors: Sequence[str |
 
 def status(text: str) -> str:
     """A status in its colour."""
-    return click.style(text, fg=_STATUS_COLORS.get(text))
+    return click.style(text, fg=STATUS_COLORS.get(text))
 
 
 # times

@@ -19,6 +19,7 @@ _HOMES = {
     "looking": "ps show events",
     "deciding": "recover reconcile cancel",
     "daemon": "tree agents stats stop",
+    "top": "top",
     "storing": "verify backup prune export",
     "doctor": "doctor",
 }
