@@ -2,7 +2,7 @@
 
 Only where a limit is set, and never so that the node's other work waits for long: a look costs tens of
 microseconds for each process of an edge. Where that can't tell whether an edge is over its limit, the kernel
-counts its pages, and then the next count waits for twenty times as long as this one took.
+counts its pages. Looks and counts take a twentieth of the node's time at most: the next one waits for it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hayata_supervisor.node_edge import Edge
 
 LOOK_S = 0.25
-_COUNT_SHARE = 20
-"""A count that took so long is not repeated before that many times as long has passed: a twentieth of N's time."""
+_REST = 20
+"""A look or a count that took so long is not repeated before that many times as long has passed."""
 
 
 class MemoryLimit(NamedTuple):
@@ -66,6 +66,7 @@ class Limits:
         self._timer: Timer | None = None
         self._used: set[Edge] = set()
         self._no_count_before = 0.0
+        self._counted_s = 0.0
         self.active = memory is not None or node.cpu_limit_s is not None
 
     def began(self, task: Task, edge: Edge) -> None:
@@ -82,6 +83,7 @@ class Limits:
     def _look(self) -> None:
         """Also at edges whose tasks have ended since the last look: what these have left there may be too much."""
         self._timer = None
+        start, self._counted_s = clock.monotonic(), 0.0
         living = [edge for edge in self._edges() if edge.exit is None and not edge.killed]
         for edge in living:
             if edge in self._used or edge.tasks:
@@ -91,7 +93,8 @@ class Limits:
                     break  # no descriptors are left to look with
         self._used = {edge for edge in living if edge.tasks}
         if self._used:
-            self._timer = self._reactor.call_later(LOOK_S, self._look)
+            took_s = clock.monotonic() - start - self._counted_s
+            self._timer = self._reactor.call_later(max(LOOK_S, _REST * took_s), self._look)
 
     def _look_at(self, edge: Edge) -> None:
         pids = usage.with_descendants(edge.pid)
@@ -128,7 +131,8 @@ class Limits:
             if total <= limit_bytes:
                 break
         end = clock.monotonic()
-        self._no_count_before = end + _COUNT_SHARE * (end - start)
+        self._counted_s += end - start
+        self._no_count_before = end + _REST * (end - start)
         return total if total > limit_bytes else None
 
     def _too_much(self, limit: MemoryLimit, held_bytes: int, executions: int) -> ErrorInfo:

@@ -334,6 +334,29 @@ def test_counting_takes_a_twentieth_of_the_time(rig: Callable[..., Rig]):
     assert made.over == []
 
 
+def test_looks_at_many_processes_take_a_twentieth_of_the_time(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch):
+    made = rig()
+
+    def slowly(pid: int) -> list[int]:
+        made.now += 0.05
+        return [pid]
+
+    monkeypatch.setattr(usage, "with_descendants", slowly)
+    made.begin(made.edges[0])
+    made.turn()
+    assert made.timers[0][0] - made.now == pytest.approx(1.0)
+
+
+def test_slow_count_does_not_put_off_the_next_look(rig: Callable[..., Rig]):
+    made = rig()
+    made.memory[1] = usage.Memory(105 * MIB, 105 * MIB)
+    made.shares[1] = 90 * MIB
+    made.count_takes_s = 0.3
+    made.begin(made.edges[0])
+    made.turn()
+    assert made.timers[0][0] - made.now == pytest.approx(0.25)
+
+
 def test_cpu_time_is_counted_from_the_hand_over_with_descendants(rig: Callable[..., Rig]):
     made = rig(None, 2.0)
     made.begin(made.edges[0])
