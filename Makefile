@@ -18,6 +18,7 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 crash: $(VENV)/installed
+	$(BIN)/python -m tests.syscalls
 	$(BIN)/python -m tests.power --images 2000
 	$(BIN)/python -m tests.matrix
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from hayata_supervisor.store.lmdb_store import open_store
 from tests.support.store_child import written
 from tests.support.store_power import moments, record
 from tests.support.store_rig import run
+from tests.support.store_strace import can_strace
 
 BATCHES = 12
 """Of one recording. Each begins with what the last has left."""
@@ -99,20 +99,13 @@ def _look(data_dir: Path, acknowledged: int, verdict: Verdict) -> None:
         verdict.damaged.append(f"{acknowledged} acknowledged, {found} found")
 
 
-def can_record() -> bool:
-    """Whether there is an strace that may trace."""
-    if shutil.which("strace") is None:
-        return False
-    return subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay and print; return 0 when nothing was violated and the control lost something."""
     parser = argparse.ArgumentParser(prog="python -m tests.power", description="Cut the power of a disk's model.")
     parser.add_argument("--images", type=int, default=2000, help="disks to look at")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args(arguments)
-    if not can_record():
+    if not can_strace():
         print("power cut: strace is missing, or may not trace", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="hpower-") as home:

@@ -8,8 +8,6 @@ import re
 import select
 import shutil
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +15,7 @@ from hayata_supervisor.store.lmdb_store import open_store
 from tests.power import main as cut_power
 from tests.support.store_child import batch, written
 from tests.support.store_rig import child, run, run_to_end
+from tests.support.store_strace import can_strace, strace
 
 KILLS = 60
 
@@ -43,20 +42,6 @@ def test_killed_at_random_moments_holds_the_acknowledged_batches_or_one_more(tmp
             assert found in (acknowledged, acknowledged + 1)
             acknowledged = found
     assert found > KILLS
-
-
-def strace(inject: str, *paths: Path) -> list[str]:
-    """A command prefix that injects a fault into the calls on these paths."""
-    calls = inject.split(":")[0]
-    options = [f"--trace-path={path}" for path in paths]
-    return ["strace", "-f", "-qq", "-o", "/dev/null", f"--trace={calls}", *options, f"--inject={inject}"]
-
-
-def can_strace() -> bool:
-    if shutil.which("strace") is None:
-        return False
-    tried = subprocess.run([*strace("fsync:error=EIO"), "true"], capture_output=True, check=False)
-    return tried.returncode == 0
 
 
 needs_strace = pytest.mark.skipif(not can_strace(), reason="strace is missing, or may not trace")
