@@ -63,7 +63,7 @@ class Deaths:
         if not self._pending:
             raise SystemExit("bench: there is no process whose death could be watched")
         self._thread = threading.Thread(target=self._watch, name="deaths")
-        self._last_s = 0.0
+        self._times_s: list[float] = []
 
     def __enter__(self) -> Self:
         """Begin to watch."""
@@ -86,7 +86,12 @@ class Deaths:
         """
         if self._pending:
             raise SystemExit(f"bench: {len(self._pending)} processes are alive {self._timeout_s:.0f} s after the kill")
-        return self._last_s
+        return max(self._times_s)
+
+    @property
+    def all_s(self) -> list[float]:
+        """When each one died, in the order of the deaths."""
+        return self._times_s
 
     def _watch(self) -> None:
         deadline_s = time.monotonic() + self._timeout_s
@@ -94,7 +99,7 @@ class Deaths:
             for fd, _events in self._poll.poll(left_s * 1e3):
                 self._poll.unregister(fd)
                 self._pending.discard(fd)
-            self._last_s = time.monotonic()
+                self._times_s.append(time.monotonic())
 
 
 def wait_for_tree(tree: Callable[[], Process], wanted: Callable[[Process], bool], timeout_s: float) -> Process:

@@ -44,7 +44,7 @@ def kill_node(runtime: hayata.Client) -> dict[Measure, float]:
     """Kill the node worker; returns milliseconds."""
     node = _only(runtime.tree(), "node")
     with Deaths(edge.pid for edge in node.children) as deaths:
-        begin_s = _kill(node)
+        begin_s = kill(node)
         _one_step(runtime)
         served_s = time.monotonic()
     return {
@@ -58,7 +58,7 @@ def kill_supervisor(runtime: hayata.Client) -> dict[Measure, float]:
     supervisor = _only(runtime.tree(), "supervisor")
     below = [process.pid for process in walk(supervisor) if process.pid != supervisor.pid]
     with Deaths(below) as deaths:
-        begin_s = _kill(supervisor)
+        begin_s = kill(supervisor)
         wait_for_tree(runtime.tree, lambda root: _is_replaced(root, supervisor), _TIMEOUT_S)
         accepts_s = time.monotonic()
         _one_step(runtime)
@@ -80,7 +80,8 @@ def _only(root: Process, role: str) -> Process:
     return found[0]
 
 
-def _kill(process: Process) -> float:
+def kill(process: Process) -> float:
+    """SIGKILL it; return the monotonic time of the signal."""
     pidfd = os.pidfd_open(process.pid)
     try:
         begin_s = time.monotonic()
@@ -99,11 +100,11 @@ def measure(samples: int, dirs: DataDirs) -> dict[Measure, list[float]]:
     """Take ``samples`` of each kill, alternating; milliseconds."""
     times: dict[Measure, list[float]] = {}
     for number in range(samples):
-        for kill in (kill_node, kill_supervisor):
-            print(f"bench: sample {number + 1} of {samples}: {kill.__name__}", file=sys.stderr)
+        for sample in (kill_node, kill_supervisor):
+            print(f"bench: sample {number + 1} of {samples}: {sample.__name__}", file=sys.stderr)
             with dirs.fresh() as path, hayata.start(app.agent, data_dir=path) as runtime:
                 _one_step(runtime)  # an edge worker is up, and everything has run once
-                for what, took_ms in kill(runtime).items():
+                for what, took_ms in sample(runtime).items():
                     times.setdefault(what, []).append(took_ms)
     return times
 

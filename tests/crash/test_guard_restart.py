@@ -44,13 +44,20 @@ def test_clients_that_connect_between_two_supervisors_are_served_by_the_second(r
     assert rig.command("serving") == rig.hear("start")["pid"]
 
 
-def test_supervisor_that_hangs_is_killed_after_its_silence(rig):
+@pytest.mark.parametrize("how", ["stopped", "in a loop without end"])
+def test_supervisor_that_hangs_is_killed_with_all_below_it_and_the_next_serves(rig, how):
     guard = rig.start(limits=QUICK)
     first = rig.hear("start")
-    rig.command("serving")
-    os.kill(first["pid"], signal.SIGSTOP)
+    rig.command("children")
+    left = rig.hear("children")["pids"]
+    if how == "stopped":
+        os.kill(first["pid"], signal.SIGSTOP)
+    else:
+        rig.command("spin")
     second = rig.hear("start")
     assert second["pid"] != first["pid"]
+    assert [pid for pid in left if os.path.exists(f"/proc/{pid}")] == []
+    assert rig.command("serving") == second["pid"]
     assert "killed: silent" in stderr_of(guard)
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
+import hayata
+from hayata.errors import InvocationFailed
 from hayata_supervisor import failpoints
+from tests.support.eventually import eventually
 from tests.support.tree_rig import HERE, TreeRig, kill
 
 APP = f"{HERE / 'tree_hang_app.py'}:hang"
@@ -160,6 +165,45 @@ def test_forkserver_that_stays_stopped_is_replaced_and_forks():
         assert rig.killed("stopped")["pid"] == forkserver
         kill(rig.pids["holding"])
         assert rig.serving("hang", "holding") != rig.pids["holding"]
+
+
+WAITING_APP = """
+import signal
+from pathlib import Path
+from hayata import Agent
+
+def wait(state, ctx):
+    Path(ctx.input).touch()
+    signal.pause()
+
+agent = Agent(id="waiting", nodes=[wait])
+"""
+
+
+def processes(info, role):
+    """All of a role, in the tree from ``info`` down."""
+    below = [found for child in info.children for found in processes(child, role)]
+    return [info, *below] if info.role == role else below
+
+
+@pytest.mark.parametrize("role", ["edge", "node"])
+def test_runtime_shows_who_is_stopped_and_says_so_in_the_error(role, tmp_path):
+    app, began = tmp_path / "app.py", tmp_path / "began"
+    app.write_text(WAITING_APP)
+    with hayata.start(f"{app}:agent", data_dir=tmp_path / "d", stopped_timeout_s=8.0, log_level="error") as runtime:
+        invocation = runtime.run("waiting", str(began))
+        eventually(began.exists, "the body begins")
+        (victim,) = processes(runtime.tree(), role)
+        kill(victim.pid, signal.SIGSTOP)
+        eventually(lambda: [each.status for each in processes(runtime.tree(), role)] == ["stopped"], "it is seen")
+        command = [sys.executable, "-m", "hayata.cli", "tree", "--socket", runtime.socket]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert [str(victim.pid) in line for line in shown.splitlines() if "stopped" in line] == [True]
+        with pytest.raises(InvocationFailed) as failed:
+            invocation.result(timeout=30)
+        assert failed.value.code == f"{role}_crashed"
+        assert failed.value.details["reason"] == "stopped"
+        eventually(lambda: [each.status for each in processes(runtime.tree(), role)] == ["serving"], "another serves")
 
 
 # Hung

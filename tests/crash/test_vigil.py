@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from hayata_supervisor.core.liveness import Pulse, Why
-from hayata_supervisor.process import clock
+from hayata_supervisor.process import clock, vigil
 from hayata_supervisor.process.pidfd import open_pidfd
 from hayata_supervisor.process.reactor import Reactor
+from hayata_supervisor.process.usage import waited_for_cpu_s
 from hayata_supervisor.process.vigil import Vigil
 from tests.support.eventually import eventually
 
@@ -111,7 +112,7 @@ def test_child_that_answers_is_asked_and_left_alone(rig: Rig):
         asked.append(rig.now_s)
         rig.child.pulse.answered()
 
-    rig.vigil.expect_answers(rig.child.pidfd, ping)
+    rig.vigil.expect_answers(rig.child.pidfd, rig.child.pid, ping)
     rig.pass_time(100.0)
     assert rig.child.told == []
     assert 40 <= len(asked) <= 51
@@ -119,12 +120,25 @@ def test_child_that_answers_is_asked_and_left_alone(rig: Rig):
 
 @pytest.mark.parametrize("late_s", [0.0, 60.0])
 def test_silence_is_not_counted_while_the_parent_itself_was_stopped(rig: Rig, late_s: float):
-    rig.vigil.expect_answers(rig.child.pidfd, lambda: None)
+    rig.vigil.expect_answers(rig.child.pidfd, rig.child.pid, lambda: None)
     rig.pass_time(3.0)
     rig.now_s += late_s  # the parent's loop does not turn
     rig.pass_time(HANG_S - 2.0)
     assert rig.child.told == []
     rig.pass_time(5.0)
+    assert rig.child.told == ["hung"]
+
+
+def test_time_that_the_child_waited_for_a_processor_is_not_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    waited = {rig.child.pid: 500.0}
+    monkeypatch.setattr(vigil, "waited_for_cpu_s", waited.__getitem__)
+    rig.vigil.expect_answers(rig.child.pidfd, rig.child.pid, lambda: None)
+    rig.pass_time(3.0)  # it is asked
+    for _ in range(100):
+        rig.pass_time(1.0)
+        waited[rig.child.pid] += 0.96
+    assert rig.child.told == []
+    rig.pass_time(HANG_S + 3.0)
     assert rig.child.told == ["hung"]
 
 
@@ -142,3 +156,23 @@ def test_vigil_over_children_that_are_well_needs_no_timer(rig: Rig):
     rig.reactor.call_at = lambda due, callback: callbacks.append(callback)  # type: ignore[method-assign,return-value,assignment]
     rig.pass_time(100.0)
     assert not callbacks
+
+
+def test_process_that_shares_a_processor_is_seen_to_wait_for_it():
+    cpu = min(os.sched_getaffinity(0))
+    pids = []
+    for _ in range(2):
+        pid = os.fork()
+        if pid == 0:
+            os.sched_setaffinity(0, {cpu})
+            while True:
+                pass
+        pids.append(pid)
+    try:
+        for pid in pids:
+            eventually(lambda pid=pid: waited_for_cpu_s(pid) > 0.05, "it waits")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert waited_for_cpu_s(pids[0]) == 0.0

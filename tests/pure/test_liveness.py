@@ -85,3 +85,12 @@ def test_forgiven_process_has_all_its_time_again():
     pulse.forgive(200.0)
     assert judged(pulse, 229.9) == "well"
     assert judged(pulse, 230.0) == "stopped"
+
+
+def test_time_without_a_processor_is_no_silence():
+    pulse = listening()
+    pulse.asked(0.0, waited_s=7.0)
+    assert pulse.judge(500.0, 7.0 + 490.1, hang_s=HANG_S, stopped_s=STOPPED_S) == "well"
+    assert pulse.judge(500.0, 7.0 + 490.0, hang_s=HANG_S, stopped_s=STOPPED_S) == "hung"
+    pulse.forgive(500.0, waited_s=497.0)
+    assert pulse.silent_s(520.0, 502.0) == 15.0

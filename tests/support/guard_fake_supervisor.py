@@ -95,6 +95,9 @@ class FakeSupervisor:
                 self.status = " ".join(text)
             case ["ask_stop", drain_s]:
                 self.tell(StopRuntime(float(drain_s)))
+            case ["spin"]:
+                while True:  # a loop without end, which no signal but SIGKILL ends
+                    pass
             case ["mute"]:
                 self.words.append("mute")
             case ["children"]:

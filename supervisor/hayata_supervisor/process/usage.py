@@ -49,6 +49,17 @@ def memory_of(pid: int) -> Memory:
     return Memory(found.get(b"RssAnon", 0), sum(found.values()))
 
 
+def waited_for_cpu_s(pid: int) -> float:
+    """Seconds that the first thread of ``pid`` was ready to run and had no processor, since its birth.
+
+    0.0 when it is gone, or where the kernel does not count it.
+    """
+    try:
+        return int(_read(pid, "schedstat").split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def share_of(pid: int) -> int | None:
     """Bytes that ``pid`` has, pages that it shares in parts; None where the kernel does not say.
 

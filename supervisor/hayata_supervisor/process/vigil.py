@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hayata_supervisor.core.liveness import Pulse, Why
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.reactor import Reactor, Timer
+from hayata_supervisor.process.usage import waited_for_cpu_s
 
 _MOST_BETWEEN_LOOKS_S = 2.0
 _LOOKS_IN_PATIENCE = 4
@@ -35,6 +36,13 @@ class Ward(Protocol):
         """It has been stopped, or has been silent, for too long: kill it. Called once."""
 
 
+class _Asked(NamedTuple):
+    """How one is asked."""
+
+    pid: int
+    ping: Callable[[], None]
+
+
 class Vigil:
     """See the module.
 
@@ -50,8 +58,9 @@ class Vigil:
         self._stopped_s = stopped_s
         self._look_s = min(_MOST_BETWEEN_LOOKS_S, min(hang_s, stopped_s) / _LOOKS_IN_PATIENCE)
         self._wards: dict[int, Ward] = {}  # by pidfd, as those:
-        self._pings: dict[int, Callable[[], None]] = {}
+        self._asked: dict[int, _Asked] = {}
         self._timer: Timer | None = None
+        self._due_s = 0.0
         self._notice_timer: Timer | None = None
 
     def watch(self, pidfd: int, ward: Ward) -> None:
@@ -59,19 +68,36 @@ class Vigil:
         self._wards[pidfd] = ward
         self._notice(pidfd, ward)
 
-    def expect_answers(self, pidfd: int, ping: Callable[[], None]) -> None:
+    def expect_answers(self, pidfd: int, pid: int, ping: Callable[[], None]) -> None:
         """Ask this one from now on whether it lives, with ``ping``: it runs no user code, and listens.
 
         Its answer is `Pulse.answered`.
         """
-        self._pings[pidfd] = ping
+        self._asked[pidfd] = _Asked(pid, ping)
         self._wards[pidfd].pulse.asks = True
         self._arm()
+
+    def ask(self, pidfd: int) -> None:
+        """Ask one of those now. Harmless for one that was given up."""
+        if pidfd in self._asked:
+            self._wards[pidfd].pulse.asked(clock.monotonic(), self._waited_s(pidfd))
+            self._asked[pidfd].ping()
+
+    def silent_s(self, pidfd: int) -> float:
+        """How long one of those owes an answer, in seconds of its own time; 0.0 when it need not have been heard."""
+        now_s = clock.monotonic()
+        if pidfd not in self._asked or self._is_late(now_s):
+            return 0.0
+        return self._wards[pidfd].pulse.silent_s(now_s, self._waited_s(pidfd))
+
+    def _waited_s(self, pidfd: int) -> float:
+        asked = self._asked.get(pidfd)
+        return 0.0 if asked is None else waited_for_cpu_s(asked.pid)
 
     def forget(self, pidfd: int) -> None:
         """It is dead. Harmless the second time."""
         self._wards.pop(pidfd, None)
-        self._pings.pop(pidfd, None)
+        self._asked.pop(pidfd, None)
 
     # Stops
 
@@ -97,27 +123,31 @@ class Vigil:
             self._arm()
             ward.stop_seen(True)
         elif change.si_code == os.CLD_CONTINUED and ward.pulse.is_stopped:
-            ward.pulse.went_on(clock.monotonic())
+            ward.pulse.went_on(clock.monotonic(), self._waited_s(pidfd))
             ward.stop_seen(False)
 
     # Clocks
 
     def _arm(self) -> None:
         if self._timer is None:
-            due_s = clock.monotonic() + self._look_s
-            self._timer = self._reactor.call_at(due_s, lambda: self._look(due_s))
+            self._due_s = clock.monotonic() + self._look_s
+            self._timer = self._reactor.call_at(self._due_s, self._look)
 
-    def _look(self, due_s: float) -> None:
-        self._timer = None
+    def _is_late(self, now_s: float) -> bool:
+        """Whether we were stopped, frozen or starved: then they may be well."""
+        return self._timer is not None and now_s - self._due_s > self._look_s
+
+    def _look(self) -> None:
         now_s = clock.monotonic()
-        late = now_s - due_s > self._look_s  # stopped, frozen or starved: so were we, and they may be well
+        late = self._is_late(now_s)
+        self._timer = None
         for pidfd, ward in list(self._wards.items()):
+            waited_s = self._waited_s(pidfd) if ward.pulse.owes_answer else 0.0
             if late:
-                ward.pulse.forgive(now_s)
-            verdict = ward.pulse.judge(now_s, hang_s=self._hang_s, stopped_s=self._stopped_s)
+                ward.pulse.forgive(now_s, waited_s)
+            verdict = ward.pulse.judge(now_s, waited_s, hang_s=self._hang_s, stopped_s=self._stopped_s)
             if verdict == "ask":
-                ward.pulse.asked(now_s)
-                self._pings[pidfd]()
+                self.ask(pidfd)
             elif verdict != "well":
                 self.forget(pidfd)
                 ward.lose_patience(verdict)

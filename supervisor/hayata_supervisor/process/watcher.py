@@ -1,7 +1,7 @@
 """The edge watcher: a thread that kills the edges of a node the moment the node dies.
 
 The kernel does the same by PDEATHSIG, and the supervisor's loop sweeps; but PDEATHSIG is lost by setuid, and
-the loop may be busy. This thread sleeps in ``poll`` on the pidfds of the nodes and needs nothing but them.
+the loop may be busy. This thread sleeps in ``epoll_wait`` on the pidfds of the nodes and needs nothing but them.
 
 A pidfd of an edge belongs to exactly one side at a time, so that no number is closed under another thread's
 hands: the loop gives it away with `watch_edge` and gets it back, for reaping, with `release_node`.
@@ -45,8 +45,9 @@ class EdgeWatcher:
         self._call_in_loop = call_in_loop
         self._orders: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._wake_fd, select.POLLIN)
+        # Not poll, which looks at every node at each wake-up: 260 µs with a thousand, and 1 µs this way.
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._nodes: dict[int, _Node] = {}
         self._by_pidfd: dict[int, _Node] = {}
         self._running = True
@@ -81,6 +82,7 @@ class EdgeWatcher:
         """End the thread and close what it holds. Waits for it: it never does anything that blocks."""
         self._order(self._end)
         self._thread.join()
+        self._epoll.close()
         os.close(self._wake_fd)
 
     def _order(self, order: Callable[[], None]) -> None:
@@ -91,7 +93,7 @@ class EdgeWatcher:
 
     def _run(self) -> None:
         while self._running:
-            ready = [fd for fd, _ in self._poll.poll()]
+            ready = [fd for fd, _ in self._epoll.poll()]
             # Deaths first: an order may close a pidfd and open another under the number that `ready` speaks
             # of.
             for fd in ready:
@@ -113,12 +115,12 @@ class EdgeWatcher:
 
     def _forget_pidfd(self, node: _Node) -> None:
         if self._by_pidfd.pop(node.pidfd, None) is not None:
-            self._poll.unregister(node.pidfd)
+            self._epoll.unregister(node.pidfd)
             os.close(node.pidfd)
 
     def _add_node(self, key: int, pidfd: int) -> None:
         node = self._nodes[key] = self._by_pidfd[pidfd] = _Node(pidfd)
-        self._poll.register(node.pidfd, select.POLLIN)
+        self._epoll.register(node.pidfd, select.EPOLLIN)
 
     def _add_edge(self, key: int, edge: str, pidfd: int) -> None:
         node = self._nodes[key]

@@ -199,12 +199,18 @@ class Incarnation:
     def expect_answers(self) -> None:
         """Ask it from now on, every second or two, whether it lives."""
         if self._pidfd is not None:  # else this is one of its last words
-            self._vigil.expect_answers(self._pidfd, self.ping)
+            assert self.pid is not None
+            self._vigil.expect_answers(self._pidfd, self.pid, lambda: self.stream.send(_PING))
 
-    def ping(self) -> None:
-        """Ask it whether it lives; whoever takes its `Pong` calls `Pulse.answered`."""
-        self.pulse.asked(clock.monotonic())
-        self.stream.send(_PING)
+    def ask(self) -> None:
+        """Ask it now whether it lives; whoever takes its `Pong` calls `Pulse.answered`."""
+        if self._pidfd is not None:
+            self._vigil.ask(self._pidfd)
+
+    @property
+    def silent_s(self) -> float:
+        """How long it owes an answer, in seconds of its own time."""
+        return 0.0 if self._pidfd is None else self._vigil.silent_s(self._pidfd)
 
     def stop_seen(self, stopped: bool) -> None:
         """Somebody has stopped it; or it goes on."""

@@ -91,7 +91,7 @@ class NodeLink(WorkerLink):
         self._waiting: dict[str, RunTask] = {}
         self._sent: dict[str, _Sent] = {}
         self._overdue_timer: Timer | None = None
-        self._asked_at: float | None = None
+        self._asked = False
         self._edge_failures = 0
         self._edges: EdgeBook | None = None
         self._lookers: list[Callback] = []
@@ -115,7 +115,7 @@ class NodeLink(WorkerLink):
         if sent is None or sent.killed:
             return
         sent.killed = True
-        sent.overdue = clock.monotonic() + UNANSWERED_S
+        sent.overdue = clock.monotonic() + ASKED_AFTER_S
         self._send(KillTask(execution_id, reason))
         self._watch_overdue()
 
@@ -244,10 +244,10 @@ class NodeLink(WorkerLink):
         now = clock.monotonic()
         watched = [sent for sent in self._sent.values() if sent.overdue is not None]
         if not watched or self.status != "serving":
-            self._asked_at = None
+            self._asked = False
             return
         late = [sent for sent in watched if sent.overdue is not None and sent.overdue <= now]
-        if any(sent.killed for sent in late) or self._owes_answer(late, now):
+        if self._owes_answer(late, now):
             self._hangs()
         else:
             self._watch_overdue()
@@ -256,16 +256,16 @@ class NodeLink(WorkerLink):
         """Find out whether a worker that is late still answers; one that does is given more time."""
         incarnation = self.incarnation
         if not late or incarnation is None:
-            self._asked_at = None
-        elif self._asked_at is None:
-            self._asked_at = now
-            incarnation.ping()
+            self._asked = False
+        elif not self._asked:
+            self._asked = True
+            incarnation.ask()
         elif not incarnation.pulse.owes_answer:
-            self._asked_at = None
+            self._asked = False
             for sent in late:
                 sent.overdue = now + UNANSWERED_S
         else:
-            return now >= self._asked_at + UNANSWERED_S - ASKED_AFTER_S
+            return incarnation.silent_s >= UNANSWERED_S - ASKED_AFTER_S
         return False
 
     def _hangs(self) -> None:
@@ -279,7 +279,7 @@ class NodeLink(WorkerLink):
         """Make the next incarnation, and a book for its edges."""
         incarnation = super().open_incarnation()
         self._edge_failures = 0
-        self._asked_at = None
+        self._asked = False
         self._lookers.clear()
         self._edges = EdgeBook(self._reactor, self._ground.watcher, incarnation)
         return incarnation
