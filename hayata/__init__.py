@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hayata.context import AsyncContext as AsyncContext
     from hayata.context import Context as Context
     from hayata.context import PolicyContext as PolicyContext
+    from hayata.context import ReduceContext as ReduceContext
     from hayata.decisions import Decision as Decision
     from hayata.decisions import Fail as Fail
     from hayata.decisions import Finish as Finish
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from hayata.merging import Union as Union
     from hayata.nodes import Node as Node
     from hayata.nodes import node as node
+    from hayata.reducers import Reduce as Reduce
     from hayata.supervision import NOT_DONE as NOT_DONE
     from hayata.supervision import UNKNOWN as UNKNOWN
     from hayata.supervision import Backoff as Backoff
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "agent": "Agent DecisionPolicy",
     "client": "AsyncClient AsyncInvocation Client Event Invocation Task",
-    "context": "AsyncContext Context PolicyContext",
+    "context": "AsyncContext Context PolicyContext ReduceContext",
     "decisions": "Decision Fail Finish Next",
     "embedded": "Runtime start",
     "embedded_async": "AsyncRuntime",
@@ -67,6 +69,7 @@ _HOMES = {
     "RecoveryNeeded Unavailable WorkerLost",
     "merging": "Add Append Extend Replace Union",
     "nodes": "Node node",
+    "reducers": "Reduce",
     "supervision": "Backoff NOT_DONE Probe Rerun Retry Supervision UNKNOWN",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -102,6 +105,8 @@ __all__ = [  # spelled out for static tools; a test compares it with _HOMES
     "PolicyContext",
     "Probe",
     "RecoveryNeeded",
+    "Reduce",
+    "ReduceContext",
     "Replace",
     "Rerun",
     "Retry",

@@ -35,9 +35,9 @@ def pickle_agents(agents: Sequence[Agent]) -> bytes:
         Exception: Something can't be pickled; of any class.
     """
     classes = [kind for agent in agents for kind in mentioned_classes(*_annotations(agent))]
-    functions = [
-        part for agent in agents for part in (agent.decision_policy, *(node.fn for node in agent.nodes.values()))
-    ]
+    nodes = [node for agent in agents for node in agent.nodes.values()]
+    functions = [agent.decision_policy for agent in agents] + [node.fn for node in nodes]
+    functions += [part for node in nodes if node.reduce is not None for part in (node.edges, node.reduce.fn)]
     with _by_value({getattr(part, "__module__", None) for part in [*classes, *functions]}) as is_by_value:
         _resolve_annotations(kind for kind in classes if is_by_value(kind))
         _forget_caches()

@@ -24,11 +24,13 @@ from hayata.errors import HayataError, error_for
 from hayata.field_types import Unfit, field_type
 from hayata.lifespans import node_lifespan
 from hayata.nodes import Node
+from hayata.reductions import edges_of
 from hayata.substeps import StoreSubstep, Substeps
 from hayata.supervision import NOT_DONE, UNKNOWN, Probe, ProbeAnswer
+from hayata.updates import checked, shown
 from hayata.values import decode, decode_mapping, encode
 
-__all__ = ["Outcome", "SendPartial", "TaskCall", "check_update", "evaluate", "node_lifespan"]
+__all__ = ["Outcome", "SendPartial", "TaskCall", "evaluate", "node_lifespan"]
 
 Outcome: TypeAlias = m.TaskCompleted | m.TaskFailed | m.TaskProbed
 """What a `TaskCall` comes to; `TaskProbed` if it was a probe."""
@@ -83,7 +85,8 @@ def _decided(
     match decision:
         case Next(nodes, given):
             names, parallel = _chosen(agent, nodes)
-            return m.DecidedNext(evaluation, names, parallel, msgspec.Raw(encode(given, "input", declared)))
+            encoded = msgspec.Raw(encode(given, "input", declared))
+            return m.DecidedNext(evaluation, names, parallel, encoded, edges_of(agent, names, encoded))
         case Finish(result):
             return m.DecidedFinish(evaluation, msgspec.Raw(encode(result, "result", declared)))
         case Fail(reason):
@@ -92,7 +95,7 @@ def _decided(
             return m.DecidedFail(evaluation, error_info(error))
     if inspect.iscoroutine(decision):
         decision.close()
-    raise _bad_decision(f"the policy returned {_shown(decision)}", "return Next(…), Finish(…) or Fail(…)")
+    raise _bad_decision(f"the policy returned {shown(decision)}", "return Next(…), Finish(…) or Fail(…)")
 
 
 def _chosen(agent: Agent, nodes: Any) -> tuple[list[str], bool]:
@@ -109,70 +112,23 @@ def _chosen(agent: Agent, nodes: Any) -> tuple[list[str], bool]:
 
 def _name(agent: Agent, reference: NodeReference | Any) -> str:
     if not isinstance(reference, str | Node) and not callable(reference):
-        raise _bad_decision(f"Next can't run {_shown(reference)}", "give the name of a node, a Node, or its function")
+        raise _bad_decision(f"Next can't run {shown(reference)}", "give the name of a node, a Node, or its function")
     names = agent.names_of(reference)
     if len(names) == 1:
         return names[0]
-    shown = reference if isinstance(reference, str) else getattr(reference, "__name__", None) or _shown(reference)
+    wanted = reference if isinstance(reference, str) else getattr(reference, "__name__", None) or shown(reference)
     if names:
-        raise _bad_decision(f"several nodes run {shown}: {', '.join(names)}", "say which by its name")
+        raise _bad_decision(f"several nodes run {wanted}: {', '.join(names)}", "say which by its name")
     raise error_for(
         "unknown_node",
-        f"agent {agent.id} has no node {shown!r}",
-        details={"node": str(shown), "nodes": list(agent.nodes)},
+        f"agent {agent.id} has no node {wanted!r}",
+        details={"node": str(wanted), "nodes": list(agent.nodes)},
         hint=f"its nodes: {', '.join(agent.nodes)}",
     )
 
 
 def _bad_decision(message: str, hint: str) -> HayataError:
     return error_for("invalid_policy_decision", message, hint=hint)
-
-
-# ---------------------------------------------------------------------------------------------------- updates
-
-
-def check_update(agent: Agent, message: m.CheckUpdate) -> m.UpdateChecked:
-    """Check whether a value could be the result of a node: what a person reconciles with is held to the same
-    rules.
-    """
-    try:
-        node = agent.nodes.get(message.node)
-        if node is None:
-            raise error_for("unknown_node", f"agent {agent.id} has no node {message.node!r}")
-        update = _checked(agent, node, decode(message.update), merged=not message.parallel)
-        return m.UpdateChecked(message.check, update, None)
-    except HayataError as error:
-        return m.UpdateChecked(message.check, None, error_info(error))
-    except Exception as error:  # noqa: BLE001 - validators are users' code
-        return m.UpdateChecked(message.check, None, exception_info("invalid_node_result", error))
-
-
-def _checked(agent: Agent, node: Node, result: object, *, merged: bool) -> m.Update:
-    """Encode what a node function returned; ``merged``: it joins the state, so that it must fit its type.
-
-    Raises:
-        HayataError: ``invalid_node_result``, ``invalid_state``, ``unserializable_value``.
-    """
-    if inspect.iscoroutine(result):
-        result.close()
-    if not isinstance(result, Mapping):
-        raise error_for(
-            "invalid_node_result",
-            f"node {node.name} returned {_shown(result)}, not a mapping of updates",
-            details={"path": "result", "type": type(result).__name__},
-            hint="return a dict with the keys of the state that change; {} if none does",
-        )
-    update = agent.types.check_update(result) if merged else agent.types.encode_branch(result)
-    if node.output is not None:
-        try:
-            field_type(node.output).read(decode_mapping(update))
-        except Unfit as error:
-            raise error_for(
-                "invalid_node_result",
-                f"node {node.name} returned what its output type doesn't allow: {error}",
-                details={"path": f"result{error.where}", "message": error.why},
-            ) from None
-    return update
 
 
 # ------------------------------------------------------------------------------------------------------ tasks
@@ -294,6 +250,7 @@ class TaskCall:
             invocation_id=run.invocation_id,
             execution_id=run.execution_id,
             node=self._node.name,
+            edge=run.edge if run.edge >= 0 else None,
             session=run.session,
             attempt=run.attempt,
             idempotency_key=run.idempotency_key,
@@ -330,7 +287,7 @@ class TaskCall:
         if not isinstance(chunk, Mapping):
             raise error_for(
                 "invalid_partial_result",
-                f"a partial result must be a mapping, not {_shown(chunk)}",
+                f"a partial result must be a mapping, not {shown(chunk)}",
                 details={"type": type(chunk).__name__},
             )
         if not self._run.stream:
@@ -343,7 +300,8 @@ class TaskCall:
         if self._run.probe and isinstance(result, ProbeAnswer):
             return m.TaskProbed(self._run.execution_id, self._edge_id, result is NOT_DONE)
         try:
-            update = _checked(self._agent, self._node, result, merged=not self._run.parallel)
+            run = self._run
+            update = checked(self._agent, self._node, result, parallel=run.parallel, edge=run.edge >= 0)
         except HayataError as error:
             return self._failed(error, retryable=self._retryable(error))
         except Exception as error:  # noqa: BLE001 - reading the result may call users' code
@@ -373,12 +331,3 @@ def _probe_of(node: Node) -> Callable[..., Any]:
     """The node's probe; one without, after a reload, can't tell."""
     fn = node.interrupted.fn if isinstance(node.interrupted, Probe) else None
     return fn if callable(fn) else lambda ctx: UNKNOWN
-
-
-def _shown(value: object) -> str:
-    """A value in a message: short, whatever its ``__repr__`` does."""
-    try:
-        shown = value if isinstance(value, str) else repr(value)
-    except Exception:  # noqa: BLE001 - a user's __repr__
-        shown = f"<{type(value).__name__}>"
-    return shown if len(shown) <= 200 else f"{shown[:197]}..."

@@ -55,6 +55,7 @@ class _TaskContext(_ReadOnly, Generic[Deps]):
         "attempt",
         "deadline",
         "deps",
+        "edge",
         "execution_id",
         "idempotency_key",
         "input",
@@ -64,7 +65,7 @@ class _TaskContext(_ReadOnly, Generic[Deps]):
     )
 
     input: Any
-    """What the policy gave to `Next`."""
+    """What the policy gave to `Next`; of a node with edges: this edge's value."""
     deps: Deps
     """What the lifespan yielded; None without one."""
     agent_id: str
@@ -73,6 +74,8 @@ class _TaskContext(_ReadOnly, Generic[Deps]):
     """Id of this attempt."""
     node: str
     """Name of this node."""
+    edge: int | None
+    """Number of this edge, from 0; None for a node without edges."""
     session: str | None
     attempt: int
     """1 for the first."""
@@ -165,6 +168,49 @@ class AsyncContext(_TaskContext[Deps]):
         attempt.
         """
         return self._substeps.run_async(fn, args, key)
+
+
+class ReduceContext(_ReadOnly):
+    """Second argument of a reduce function."""
+
+    __slots__ = (
+        "agent_id",
+        "attempt",
+        "deadline",
+        "error_count",
+        "errors",
+        "execution_id",
+        "expected_edges",
+        "input",
+        "invocation_id",
+        "node",
+        "pending_edges",
+        "result_count",
+        "session",
+    )
+
+    input: Any
+    """What the policy gave to `Next`."""
+    expected_edges: int
+    """How many edges there are: the length of the results."""
+    result_count: int
+    """How many have a result."""
+    error_count: int
+    """How many have failed; only `Reduce` with ``partial=True`` knows failures and pending edges."""
+    pending_edges: int
+    """How many were not done when the timeout came."""
+    errors: dict[int, Any]
+    """Number of the edge → its `HayataError`, for those that have failed."""
+    agent_id: str
+    invocation_id: str
+    execution_id: str
+    """Id of this attempt of the reduction."""
+    node: str
+    session: str | None
+    attempt: int
+    """1, or 2 if the first was cut off."""
+    deadline: float | None
+    """When the reduction times out, in seconds of ``time.monotonic()``."""
 
 
 class PolicyContext(_ReadOnly, Generic[State]):

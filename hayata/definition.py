@@ -38,7 +38,7 @@ def definition_of(agent: Agent) -> dict[str, str]:
 
 
 def _node(node: Node) -> str:
-    kind = "coroutine" if node.is_async else "function"
+    kind = ("coroutine" if node.is_async else "function") + ("" if node.edges is None else " of edges, reduced")
     given = "" if node.input is None else f"({type_text(node.input)})"
     return kind + given + ("" if node.output is None else f" -> {type_text(node.output)}")
 

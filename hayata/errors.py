@@ -91,6 +91,7 @@ CODES: dict[str, type[HayataError]] = {
     "policy_failed": NodeError,
     "policy_timeout": NodeError,
     "invalid_policy_decision": NodeError,
+    "invalid_edges": NodeError,
     "max_steps_exceeded": NodeError,
     "unknown_node": NodeError,
     "node_exception": NodeError,

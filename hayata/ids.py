@@ -1,8 +1,8 @@
 """Identifiers: names that people choose, and ids that sort by time.
 
 An invocation has an internal id (UUIDv7, 16 bytes, the store's key) and a name: what the client sent, or the
-internal id in hexadecimal. An execution id is ``<internal id in hex>.<step>.<attempt>``: it can be taken apart
-without a look-up, and is never used twice.
+internal id in hexadecimal. An execution id is ``<internal id in hex>.<step>.<attempt>``, that of one of its edges
+``<internal id in hex>.<step>-<edge>.<attempt>``: it can be taken apart without a look-up, and is never used twice.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@/+=~-]{0,127}\Z", re.ASCII)
 
 
 class Execution(NamedTuple):
-    """What an execution id says: which invocation, which step, which attempt."""
+    """What an execution id says: which invocation, which step, which attempt; which edge, -1 for none."""
 
     invocation: bytes
     step: int
     attempt: int
+    edge: int = -1
 
 
 def check_name(what: str, name: object, *, code: str = "invalid_options") -> str:
@@ -83,9 +84,9 @@ class RisingIds:
         return bytes(value)
 
 
-def execution_id(invocation: bytes, step: int, attempt: int) -> str:
-    """Name one attempt of one step."""
-    return f"{invocation.hex()}.{step}.{attempt}"
+def execution_id(invocation: bytes, step: int, attempt: int, edge: int = -1) -> str:
+    """Name one attempt of one step, or of one of its edges."""
+    return f"{invocation.hex()}.{step}.{attempt}" if edge < 0 else f"{invocation.hex()}.{step}-{edge}.{attempt}"
 
 
 def parse_execution_id(text: str) -> Execution | None:
@@ -93,7 +94,10 @@ def parse_execution_id(text: str) -> Execution | None:
     parts = text.split(".")
     if len(parts) != 3 or len(parts[0]) != 32:
         return None
+    step, dash, edge = parts[1].partition("-")
+    if dash and not edge.isdecimal():
+        return None
     try:
-        return Execution(bytes.fromhex(parts[0]), int(parts[1]), int(parts[2]))
+        return Execution(bytes.fromhex(parts[0]), int(step), int(parts[2]), int(edge) if dash else -1)
     except ValueError:
         return None

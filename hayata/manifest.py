@@ -62,6 +62,7 @@ def _node(agent: Agent, node: Node) -> m.NodeManifest:
         memory_limit_bytes=node.memory_limit,
         cpu_limit_s=node.cpu_limit,
         restart=node.restart,
+        reduce=None if node.reduce is None else m.ReduceManifest(node.reduce.timeout, node.reduce.partial),
     )
 
 

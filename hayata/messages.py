@@ -67,6 +67,13 @@ class RetryManifest(msgspec.Struct, frozen=True, array_like=True):
     jitter: float
 
 
+class ReduceManifest(msgspec.Struct, frozen=True, array_like=True):
+    """How the results of a node's edges are reduced: `hayata.Reduce` as data."""
+
+    timeout_s: float | None
+    partial: bool
+
+
 class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     """One node.
 
@@ -74,7 +81,7 @@ class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     ``concurrency`` is the most tasks at once; a sync node has that many edge workers, an async node one.
     ``rerun_attempts``: n is ``interrupted=Rerun(max_attempts=n)``; ``probe_attempts``: n is
     ``Probe(fn, max_attempts=n)``; with both 0 it is ``"uncertain"``. The limits are those that the node's worker
-    holds its edges to.
+    holds its edges to. ``reduce``: it has edges.
     """
 
     name: str
@@ -90,6 +97,7 @@ class NodeManifest(msgspec.Struct, frozen=True, array_like=True):
     memory_limit_bytes: int | None = None
     cpu_limit_s: float | None = None
     restart: RestartType = "permanent"
+    reduce: ReduceManifest | None = None
 
 
 class SupervisionManifest(msgspec.Struct, frozen=True, array_like=True):
@@ -133,9 +141,9 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerReady(_Wire, frozen=True, tag="ready"):
-    """First message of every worker: F after the import, A and N after their prologue, E after its lifespan."""
+    """First message of every worker: F after the import, A, N and R after their prologue, E after its lifespan."""
 
-    role: Literal["forkserver", "agent", "node", "edge"]
+    role: Literal["forkserver", "agent", "node", "edge", "reducer"]
     incarnation: str
     pid: int
     protocol: int = PROTOCOL_VERSION
@@ -208,23 +216,28 @@ class Evaluate(_Wire, frozen=True, tag="evaluate"):
 class CheckUpdate(_Wire, frozen=True, tag="check_update"):
     """Ask whether ``update`` could be the result of ``node``: a mapping that fits the state's type.
 
-    ``parallel``: of a branch; then any mapping will do, as it is not merged into the state.
+    ``parallel``: of a branch; then any mapping will do, as it is not merged into the state. ``edge``: of an edge; then
+    it is not the node's result either.
     """
 
     check: int
     node: str
     update: Value
     parallel: bool = False
+    edge: bool = False
 
 
 # A → S
 class DecidedNext(_Wire, frozen=True, tag="next"):
-    """Run these nodes. ``parallel`` is False for ``Next("a")`` and True for ``Next(["a"])``."""
+    """Run these nodes. ``parallel`` is False for ``Next("a")`` and True for ``Next(["a"])``. ``edges``: node → the
+    values of its edges, for the nodes that have some.
+    """
 
     evaluation: int
     nodes: list[str]
     parallel: bool
     input: Value
+    edges: dict[str, list[Value]] = {}
 
 
 class DecidedFinish(_Wire, frozen=True, tag="finish"):
@@ -261,6 +274,7 @@ class RunTask(_Wire, frozen=True, tag="run"):
     """Run the node function once. ``cell``: where the edge notes that it begins; -1: nowhere. ``parallel``: it is a
     branch, so that its update is not merged and needs not fit the state's type. ``probe``: not the node function is
     wanted but its probe, about this execution, which was cut off. ``substeps``: what earlier attempts have stored.
+    ``edge``: which edge of the execution this is, with its value as ``input``; -1: it has none.
     """
 
     execution_id: str
@@ -276,6 +290,32 @@ class RunTask(_Wire, frozen=True, tag="run"):
     parallel: bool = False
     probe: bool = False
     substeps: list[Substep] = []
+    edge: int = -1
+
+
+# S → N → R. N forwards the frame as it is.
+class ReduceTask(_Wire, frozen=True, tag="reduce"):
+    """Make one result of those of an execution's edges, in a process of its own.
+
+    ``results``: in the order of the edges, None where there is none. ``errors``: of the edges that have failed. An edge
+    with neither was still pending when the time was up. ``input``: the node's. ``cell`` and ``parallel`` as in
+    `RunTask`.
+    """
+
+    execution_id: str
+    timeout_s: float | None
+    invocation_id: str
+    attempt: int
+    session: str | None
+    input: Value
+    results: list[Update | None]
+    errors: dict[int, ErrorInfo] = {}
+    cell: int = -1
+    parallel: bool = False
+
+
+TaskOrder: TypeAlias = RunTask | ReduceTask
+"""What a node is given to do; answered with exactly one `TaskEnd`."""
 
 
 class KillTask(_Wire, frozen=True, tag="kill"):
@@ -389,10 +429,11 @@ class TaskInterrupted(_Wire, frozen=True, tag="interrupted"):
 
 
 class EdgeStarted(_Wire, frozen=True, tag="edge_started"):
-    """An edge lives. Sent on the descriptor channel, with its pidfd."""
+    """An edge or a reducer lives. Sent on the descriptor channel, with its pidfd."""
 
     edge: str
     pid: int
+    role: Literal["edge", "reducer"] = "edge"
 
 
 class EdgeStopped(_Wire, frozen=True, tag="edge_stopped"):
@@ -438,7 +479,7 @@ class Output(_Wire, frozen=True, tag="output"):
 
 
 TaskEnd: TypeAlias = TaskCompleted | TaskFailed | TaskProbed | TaskInterrupted
-"""How an execution ended: exactly one for each `RunTask`."""
+"""How an execution ended: exactly one for each `TaskOrder`."""
 
 ToForkserver: TypeAlias = Ping
 FromForkserver: TypeAlias = WorkerReady | WorkerFailed | Manifest | Forked | ForkFailed | Pong
@@ -446,7 +487,7 @@ ToAgent: TypeAlias = Evaluate | CheckUpdate | StopWorker
 FromAgent: TypeAlias = (
     WorkerReady | WorkerFailed | DecidedNext | DecidedFinish | DecidedFail | PolicyFailed | UpdateChecked
 )
-ToNode: TypeAlias = RunTask | KillTask | PartialAck | Ping | StopWorker | DescribeEdges
+ToNode: TypeAlias = RunTask | ReduceTask | KillTask | PartialAck | Ping | StopWorker | DescribeEdges
 FromNode: TypeAlias = (
     WorkerReady
     | WorkerFailed
@@ -463,7 +504,7 @@ FromNode: TypeAlias = (
     | EdgesDescribed
     | Output
 )
-ToEdge: TypeAlias = RunTask | KillTask | PartialAck | StopWorker
+ToEdge: TypeAlias = RunTask | ReduceTask | KillTask | PartialAck | StopWorker
 FromEdge: TypeAlias = (
     WorkerReady
     | WorkerFailed
@@ -749,7 +790,9 @@ class Reconciliation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskInfo(_Named, frozen=True, tag="task"):
-    """One attempt of one step; ``id`` is its execution id. ``substeps``: keys or names of those that it has stored."""
+    """One attempt of one step, or of one of its edges; ``id`` is its execution id. ``substeps``: keys or names of those
+    that it has stored. ``edge``: -1 for the execution itself, which is its reduction if it has edges.
+    """
 
     id: str
     node: str
@@ -763,6 +806,7 @@ class TaskInfo(_Named, frozen=True, tag="task"):
     update: Update | None = None
     reconciled: Reconciliation | None = None
     substeps: list[str] = []
+    edge: int = -1
 
 
 class TaskList(_Named, frozen=True, tag="tasks"):
@@ -817,9 +861,9 @@ class AgentList(_Named, frozen=True, tag="agents"):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge. ``status``: ``stopped`` is
-    one that somebody has stopped with a signal; or, without a pid, one that has ended and is not started again.
-    ``restart``: its restart type, and ``strategy``: its agent's, of agents and nodes.
+    """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge, reducer. ``status``:
+    ``stopped`` is one that somebody has stopped with a signal; or, without a pid, one that has ended and is not started
+    again. ``restart``: its restart type, and ``strategy``: its agent's, of agents and nodes.
 
     ``tasks``: execution id → seconds since it was handed to its node; a node's own still wait for an edge.
     """

@@ -16,6 +16,7 @@ from hayata.callables import (
     resolve,
     takes_context,
 )
+from hayata.errors import DefinitionError
 from hayata.field_types import FieldType
 from hayata.problems import (
     Count,
@@ -28,6 +29,7 @@ from hayata.problems import (
     ShutdownTime,
     reserved,
 )
+from hayata.reducers import Edges, Reduce, ReduceFunction, edges_problem
 from hayata.supervision import Probe, Rerun, RestartType, Retry, Shutdown
 
 NodeFunction: TypeAlias = Callable[..., Any]
@@ -68,6 +70,10 @@ class Node:
         shutdown: Seconds that edge workers have to end what they run when the node is ended; ``"brutal_kill"``:
             none; ``"infinity"``: as long as it takes.
         lifespan: Instead of the agent's.
+        edges: Run the function once for each of these values, side by side, with the value as ``ctx.input``: a
+            list, or a pure function of the node's input that returns one; up to 1,000. ``input`` is the type
+            of a value then, and ``output`` that of what `reduce` returns.
+        reduce: Makes the node's updates of those of its edges: a function, or `Reduce`.
 
     Raises:
         DefinitionError: ``invalid_definition``; all problems at once.
@@ -98,6 +104,8 @@ class Node:
         restart: RestartType = "permanent",
         shutdown: Shutdown = 5.0,
         lifespan: Lifespan | None = None,
+        edges: Edges | None = None,
+        reduce: ReduceFunction | Reduce | str | None = None,
         **unknown: Never,
     ) -> None:
         problems = Problems()
@@ -121,6 +129,8 @@ class Node:
         self.restart = restart
         self.shutdown = shutdown
         self.lifespan = lifespan
+        self.edges = edges
+        self.reduce = _as_reduce(reduce, problems)
         simple = {key: value for key, value in vars(self).items() if key in _NodeFields.model_fields}
         problems.check(_NodeFields, {**simple, "name": name, **unknown})
         self._check(problems)
@@ -144,6 +154,11 @@ class Node:
             problems.add("cpu_limit", "coroutines share a process: nobody can tell which of them used the CPU")
         if isinstance(self.interrupted, Probe) and self.interrupted.is_async and not self.is_async:
             problems.add("interrupted", "a coroutine function probes a coroutine node only: nothing awaits it here")
+        if (self.edges is None) is not (self.reduce is None):
+            problems.add("reduce" if self.reduce is None else "edges", "edges and reduce need each other")
+        problem = None if self.edges is None else edges_problem(self.edges)
+        if problem:
+            problems.add("edges", problem)
         problem = lifespan_problem(self.lifespan)
         if problem:
             problems.add("lifespan", problem)
@@ -194,6 +209,8 @@ def node(
     restart: RestartType = "permanent",
     shutdown: Shutdown = 5.0,
     lifespan: Lifespan | None = None,
+    edges: Edges | None = None,
+    reduce: ReduceFunction | Reduce | str | None = None,
 ) -> Callable[[NodeFunction], Node]: ...
 
 
@@ -228,6 +245,17 @@ def lifespan_problem(lifespan: Any) -> str | None:
     if is_generator_function(lifespan) or is_coroutine_function(lifespan):
         return "is not a context manager: decorate it with contextlib.contextmanager or asynccontextmanager"
     return arguments_problem(lifespan, 0, 0)
+
+
+def _as_reduce(reduce: Any, problems: Problems) -> Reduce | None:
+    if reduce is None or isinstance(reduce, Reduce):
+        return reduce
+    try:
+        return Reduce(reduce)
+    except DefinitionError as error:
+        for problem in error.details["problems"]:
+            problems.add("reduce", problem["message"])
+        return Reduce(lambda results: {})  # not None: that would be another problem
 
 
 def _function(fn: Any, problems: Problems) -> Any:

@@ -120,7 +120,7 @@ def print_tasks(tasks: list[Task]) -> None:
     first, last = min(starts, default=0.0), max([*ends, *starts], default=0.0)
     rows = [
         [
-            str(task.step),
+            _place(task),
             task.node,
             str(task.attempt),
             task.status,
@@ -141,7 +141,12 @@ def print_tasks(tasks: list[Task]) -> None:
         if task.substeps:
             notes.append(f"stored {', '.join(task.substeps)}")
         for note in notes:
-            click.echo(f"  {task.step}.{task.attempt} {task.node}: {note}")
+            click.echo(f"  {_place(task)}.{task.attempt} {task.node}: {note}")
+
+
+def _place(task: Task) -> str:
+    """Its step, and its edge if it is one's."""
+    return str(task.step) if task.edge is None else f"{task.step}-{task.edge}"
 
 
 def _verdict(task: Task) -> str:

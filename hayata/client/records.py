@@ -67,14 +67,15 @@ class Reconciliation:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One attempt of one step.
+    """One attempt of one step, or of one of its edges.
 
     Attributes:
         id: The execution id.
         node: Name of its node.
         step: Number of the step, from 0.
         attempt: Number of the attempt, from 1.
-        status: ``scheduled running completed failed cancelled uncertain``.
+        status: ``scheduled running completed failed cancelled uncertain``; ``collecting`` of a node with edges
+            that waits for them.
         scheduled_at: When it was decided.
         started_at: When it was marked running.
         ended_at: When its end was recorded.
@@ -82,6 +83,7 @@ class Task:
         update: What the node returned.
         reconciled: Who settled it, if somebody did.
         substeps: Keys or names of the sub-steps that it has stored (``ctx.step``).
+        edge: Number of the edge, from 0; None for the execution itself, which is its reduction if it has edges.
     """
 
     id: str
@@ -96,6 +98,7 @@ class Task:
     update: dict[str, Any] | None
     reconciled: Reconciliation | None
     substeps: tuple[str, ...] = ()
+    edge: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class Event:
         type: ``invocation_started``, ``node_completed`` and so on.
         time: When it happened.
         invocation_id: Whose it is.
-        data: What belongs to the type; node events have ``node_id`` and ``execution_id``.
+        data: What belongs to the type; node events have ``node_id`` and ``execution_id``, and ``edge`` if
+            they are about an edge of a node.
     """
 
     sequence: int
@@ -151,7 +155,7 @@ class Process:
     """One process of the supervision tree.
 
     Attributes:
-        role: ``guard supervisor forkserver agent node edge``.
+        role: ``guard supervisor forkserver agent node edge reducer``.
         name: Of the agent, node or edge.
         pid: Its process id.
         status: What it does.
@@ -266,6 +270,7 @@ def task(info: m.TaskInfo) -> Task:
         update=None if info.update is None else decode_mapping(info.update),
         reconciled=None if settled is None else Reconciliation(settled.by, settled.at, settled.how),
         substeps=tuple(info.substeps),
+        edge=info.edge if info.edge >= 0 else None,
     )
 
 

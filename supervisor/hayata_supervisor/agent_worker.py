@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, TypeAlias
 
-from hayata import calls
+from hayata import calls, updates
 from hayata.error_info import exception_info
 from hayata.messages import (
     CheckUpdate,
@@ -57,7 +57,7 @@ def _answer(agent: Agent, question: Evaluate | CheckUpdate) -> Answer:
     try:
         if isinstance(question, Evaluate):
             return calls.evaluate(agent, question)
-        return calls.check_update(agent, question)
+        return updates.check_update(agent, question)
     except BaseException as error:  # noqa: BLE001 - user code may raise SystemExit; the worker stays usable
         return _failed(question, exception_info("policy_exception", error))
 

@@ -30,6 +30,7 @@ from hayata.messages import (
     SubstepDone,
     TaskCompleted,
     TaskFailed,
+    TaskOrder,
     ToEdge,
     Value,
     WorkerFailed,
@@ -68,15 +69,20 @@ class EdgeJob(NamedTuple):
 
 def run(job: EdgeJob, edge: str, sock: socket.socket) -> None:
     """Run tasks until told to stop or the node is gone."""
-    node = job.agent.nodes[job.node.name]
-    _limit(resource.RLIMIT_AS, node.address_space_limit)
-    _limit(resource.RLIMIT_NOFILE, node.open_files)
+    limit_resources(job)
     if job.node.is_async:
         from hayata_supervisor import edge_async  # loaded by the forkserver, if the app has coroutine nodes
 
         edge_async.run(job, edge, sock)
     else:
         SyncEdge(job, edge, BlockingStream(sock, job.cap_bytes)).run()
+
+
+def limit_resources(job: EdgeJob) -> None:
+    """Have the kernel refuse more than the node may have."""
+    node = job.agent.nodes[job.node.name]
+    _limit(resource.RLIMIT_AS, node.address_space_limit)
+    _limit(resource.RLIMIT_NOFILE, node.open_files)
 
 
 def _limit(kind: int, most: int | None) -> None:
@@ -101,12 +107,12 @@ def spent(node: NodeManifest, done: int) -> str:
     return "a fresh process for each task" if node.fresh else f"has run {done} tasks"
 
 
-def ids_of(task: RunTask) -> dict[str, Any]:
+def ids_of(task: TaskOrder) -> dict[str, Any]:
     """What a log record of the task's code is given."""
     return {"invocation_id": task.invocation_id, "execution_id": task.execution_id, "attempt": task.attempt}
 
 
-def deadline_of(task: RunTask) -> float | None:
+def deadline_of(task: TaskOrder) -> float | None:
     """The deadline in monotonic seconds, as the task's code sees it."""
     return None if task.timeout_s is None else clock.monotonic() + task.timeout_s
 

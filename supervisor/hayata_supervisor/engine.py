@@ -25,9 +25,9 @@ from hayata.messages import (
     PolicyFailed,
     ProcessInfo,
     Refused,
-    RunTask,
     SubstepDone,
     TaskInterrupted,
+    TaskOrder,
     UpdateChecked,
 )
 from hayata_supervisor import failpoints
@@ -75,7 +75,7 @@ class Workers(Protocol):
     def check_update(self, agent_id: str, request: CheckUpdate) -> None:
         """Ask whether an update fits."""
 
-    def dispatch(self, agent_id: str, node: str, task: RunTask) -> None:
+    def dispatch(self, agent_id: str, node: str, task: TaskOrder) -> None:
         """Run a task."""
 
     def kill(self, agent_id: str, node: str, execution_id: str, reason: str) -> None:
@@ -308,12 +308,13 @@ class Engine:
         node: str,
         update: msgspec.Raw,
         parallel: bool,
+        edge: bool,
         checked: Callable[[UpdateChecked], None],
     ) -> None:
-        """Have an agent's worker say whether ``update`` could be a result of ``node``, as a branch or alone."""
+        """Have an agent's worker say whether ``update`` could be the result of ``node``, a branch or an edge of it."""
         number = max(self._checks, default=0) + 1
         self._checks[number] = checked
-        self.workers.check_update(agent_id, CheckUpdate(number, node, update, parallel))
+        self.workers.check_update(agent_id, CheckUpdate(number, node, update, parallel, edge))
 
     def now(self) -> Now:
         """The time, for an event."""

@@ -17,7 +17,7 @@ import msgspec
 
 from hayata.messages import Answer, Done, ErrorInfo, EventBatch, EventInfo, InvocationInfo, Refused
 from hayata_supervisor.core.effects import Publish, PublishPartial
-from hayata_supervisor.core.invocation import TERMINAL_EVENTS, events_of
+from hayata_supervisor.core.events import TERMINAL_EVENTS, events_of
 
 PAGE = 500
 _TAIL_EVENTS = 2_000

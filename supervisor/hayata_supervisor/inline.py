@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import hayata
-from hayata import calls
+from hayata import calls, reductions, updates
 from hayata.agent import Agent
 from hayata.client.transport import SocketTransport
 from hayata.error_info import error_from, exception_info
@@ -37,11 +37,12 @@ from hayata.messages import (
     PartialAck,
     PolicyFailed,
     ProcessInfo,
-    RunTask,
+    ReduceTask,
     Substep,
     SubstepDone,
     TaskFailed,
     TaskInterrupted,
+    TaskOrder,
     UpdateChecked,
     Value,
     encode,
@@ -203,17 +204,17 @@ class InlineWorkers:
         self._later(lambda: self._check_update(agent_id, request))
 
     def _check_update(self, agent_id: str, request: CheckUpdate) -> None:
-        answer = calls.check_update(self._agents[agent_id], request)
+        answer = updates.check_update(self._agents[agent_id], request)
         error = over_cap(encode(answer), self._cap)
         self._engine.agent_answered(agent_id, answer if error is None else UpdateChecked(request.check, None, error))
 
-    def dispatch(self, agent_id: str, node: str, task: RunTask) -> None:
+    def dispatch(self, agent_id: str, node: str, task: TaskOrder) -> None:
         """Run a task."""
         self.check_fits(task)
         self._tasks[task.execution_id] = (agent_id, node)
         self._later(lambda: self._run(agent_id, node, task))
 
-    def check_fits(self, message: Evaluate | RunTask | Partial | SubstepDone) -> None:
+    def check_fits(self, message: Evaluate | TaskOrder | Partial | SubstepDone) -> None:
         """Refuse what would be over the cap.
 
         Raises:
@@ -250,10 +251,16 @@ class InlineWorkers:
         """No processes."""
         return []
 
-    def _run(self, agent_id: str, node: str, task: RunTask) -> None:
+    def _run(self, agent_id: str, node: str, task: TaskOrder) -> None:
         if self._tasks.pop(task.execution_id, None) is None:
             return
         agent = self._agents[agent_id]
+        deadline = None if task.timeout_s is None else clock.monotonic() + task.timeout_s
+        if isinstance(task, ReduceTask):
+            self._notes.begins(task.cell, task.execution_id)
+            reduced = reductions.reduce(agent, node, task, EDGE, deadline)
+            self._report(agent_id, node, task, deadline, reduced)
+            return
         try:
             deps = self._enter(agent, node)
         except BaseException as error:  # noqa: BLE001 - a lifespan is user code; a worker process would fail to start
@@ -267,7 +274,9 @@ class InlineWorkers:
         store = partials.store_async if is_async else partials.store
         call = calls.TaskCall(agent, node, task, EDGE, deps, send, deadline, store)
         self._notes.begins(task.cell, task.execution_id)
-        report = _await(call.run_async()) if is_async else call.run()
+        self._report(agent_id, node, task, deadline, _await(call.run_async()) if is_async else call.run())
+
+    def _report(self, agent_id: str, node: str, task: TaskOrder, deadline: float | None, report: calls.Outcome) -> None:
         too_large = over_cap(encode(report), self._cap)
         if too_large is not None:
             report = TaskFailed(task.execution_id, EDGE, too_large, False)

@@ -12,13 +12,13 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from hayata.framing import FrameTooLarge
 from hayata.messages import ErrorInfo, StopWorker, WorkerFailed, WorkerReady, encode
-from hayata_supervisor import edge_worker, failpoints
+from hayata_supervisor import edge_worker, failpoints, reducer
 from hayata_supervisor.core.liveness import Pulse, Why
 from hayata_supervisor.process import prologue
 from hayata_supervisor.process.burial import Burial
@@ -32,6 +32,11 @@ from hayata_supervisor.process.vigil import Vigil
 if TYPE_CHECKING:
     from hayata_supervisor.node_tasks import Task
 
+
+Role: TypeAlias = Literal["edge", "reducer"]
+
+_MARKS = {"edge": "*", "reducer": "+"}
+"""What ``ps`` shows behind the node's name."""
 
 EOF_GRACE_S = 0.05
 """How long an edge may live after its stream has ended."""
@@ -147,6 +152,7 @@ class Edge:
         start_error: What it said when it could not start.
         idle_since: Monotonic seconds at which its last task ended.
         pulse: Whether somebody has stopped it. It is never asked whether it lives, as it runs user code.
+        role: ``edge``, or ``reducer``: then it has one task in its life.
     """
 
     def __init__(
@@ -158,8 +164,10 @@ class Edge:
         sock: socket.socket,
         out: int,
         err: int,
+        role: Role = "edge",
     ) -> None:
         self.id = edge
+        self.role = role
         self.pid = pid
         self.pidfd = own(pidfd)
         self.tasks: dict[str, Task] = {}
@@ -277,8 +285,8 @@ class Edge:
         failpoints.hit("node.after_judge")
 
 
-def spawn(setting: EdgeSetting, edge: str) -> Edge:
-    """Fork an edge worker.
+def spawn(setting: EdgeSetting, edge: str, role: Role = "edge") -> Edge:
+    """Fork an edge worker or a reducer.
 
     Raises:
         OSError: The system refused.
@@ -300,10 +308,10 @@ def spawn(setting: EdgeSetting, edge: str) -> Edge:
             close_own(thing)
         raise
     if pid == 0:
-        failpoints.enter("edge")
+        failpoints.enter(role)
         prologue.run_worker(
             lambda: prologue.begin(
-                name=f"h:{setting.job.node.name}*",
+                name=f"h:{setting.job.node.name}{_MARKS[role]}",
                 parent=node_pid,
                 stdout=out_end,
                 stderr=err_end,
@@ -311,12 +319,12 @@ def spawn(setting: EdgeSetting, edge: str) -> Edge:
                 new_session=True,
                 expendable=True,
             ),
-            lambda: edge_worker.run(setting.job, edge, theirs),
+            lambda: (edge_worker if role == "edge" else reducer).run(setting.job, edge, theirs),
         )
     for thing in (theirs, out_end, err_end):
         close_own(thing)
     try:
-        return Edge(setting, edge, pid, open_child(pid), ours, out, err)
+        return Edge(setting, edge, pid, open_child(pid), ours, out, err, role)
     except OSError:
         for thing in (ours, out, err):
             close_own(thing)

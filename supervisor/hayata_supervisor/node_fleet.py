@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hayata_supervisor.node_edge import Edge, EdgeSetting, spawn
+from hayata_supervisor.node_edge import Edge, EdgeSetting, Role, spawn
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.reactor import Timer
 
@@ -102,8 +102,15 @@ class Fleet:
         starting = sum(not edge.ready for edge in staying)
         count = min(wanted - starting, self._most - len(staying))
         for _ in range(0 if self.stopping else count):
-            if not self._start():
+            if self._start("edge") is None:
                 return
+
+    def reducer(self) -> Edge | None:
+        """A process for one reduction, besides the edges; None if there can be none now: ``again`` is called later."""
+        if clock.monotonic() < self._not_before:
+            self._grow_later(self._not_before)
+            return None
+        return self._start("reducer")
 
     def keep_one(self) -> None:
         """Have one edge, so that the next task need not wait for a fork. It is replaced, never the first."""
@@ -111,7 +118,9 @@ class Fleet:
             self.grow(1)
 
     def _staying(self) -> list[Edge]:
-        return [edge for edge in self._edges.values() if not edge.retiring and edge.exit is None]
+        return [
+            edge for edge in self._edges.values() if not edge.retiring and edge.exit is None and edge.role == "edge"
+        ]
 
     def _grow_later(self, due: float) -> None:
         if self._start_timer is None and not self.stopping:
@@ -121,20 +130,20 @@ class Fleet:
         self._start_timer = None
         self._again()
 
-    def _start(self) -> bool:
+    def _start(self, role: Role) -> Edge | None:
         self._count += 1
         name = f"{self._incarnation}.{self._count}"
         try:
-            edge = spawn(self._setting, name)
+            edge = spawn(self._setting, name, role)
         except OSError as error:
             self.start_failed()
             self._refused(name, error)
             self._grow_later(self._not_before)
-            return False
+            return None
         self._edges[edge.id] = edge
         self._pids.add(edge.pid)
         self._started(edge)
-        return True
+        return edge
 
     def start_failed(self) -> None:
         """An edge did not start, or died idle: wait before the next one, longer each time."""
@@ -152,7 +161,7 @@ class Fleet:
     def put_back(self, edge: Edge) -> None:
         """``edge`` may take tasks again, if it can: one that is stopped would let them wait."""
         fit = edge.ready and edge.exit is None and not (edge.retiring or edge.killed or edge.pulse.is_stopped)
-        if fit and len(edge.tasks) < self.slots and edge not in self._free:
+        if fit and edge.role == "edge" and len(edge.tasks) < self.slots and edge not in self._free:
             self._free.append(edge)
 
     # shrink

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class Task:
-    """One `RunTask` in this node.
+    """One `RunTask` or `ReduceTask` in this node.
 
     Attributes:
         execution_id: Its id.
         timeout_s: Seconds from the hand-over to an edge.
+        reduces: It is a reduction, for a process of its own.
         body: The frame, until it is handed over.
         edge: Who has it.
         due: Monotonic seconds of its deadline.
@@ -31,11 +32,12 @@ class Task:
         cpu_before_s: CPU seconds that its edge had used when it was handed over, if they are counted.
     """
 
-    __slots__ = ("body", "cpu_before_s", "due", "edge", "execution_id", "timeout_s", "verdict")
+    __slots__ = ("body", "cpu_before_s", "due", "edge", "execution_id", "reduces", "timeout_s", "verdict")
 
-    def __init__(self, execution_id: str, timeout_s: float | None, body: bytes) -> None:
+    def __init__(self, execution_id: str, timeout_s: float | None, body: bytes, *, reduces: bool = False) -> None:
         self.execution_id = execution_id
         self.timeout_s = timeout_s
+        self.reduces = reduces
         self.body: bytes | None = body
         self.edge: Edge | None = None
         self.due: float | None = None
@@ -84,6 +86,7 @@ class Death(NamedTuple):
         neighbour: It was killed for another task's sake.
         stopping: Why the node is being stopped, in a word; empty when it isn't.
         out_of_memory: The kernel has killed for memory since the node last looked.
+        reducer: It was a reducer.
     """
 
     exit: Exit
@@ -91,31 +94,33 @@ class Death(NamedTuple):
     neighbour: bool
     stopping: str
     out_of_memory: bool
+    reducer: bool = False
 
 
 def edge_lost(death: Death) -> ErrorInfo:
     """The edge died, by itself or by our hand, and not on account of the task that this is said of."""
+    code, who = ("reducer_failed", "reducer") if death.reducer else ("edge_crashed", "edge worker")
     details: dict[str, Any] = {"exit_code": death.exit.code}
     if death.exit.signal is not None:
         details = {"signal": death.exit.signal_name}
     if death.neighbour:
         message = "its edge worker was killed because another execution in it did not end"
-        return interruption("edge_crashed", message, "neighbour", **details)
+        return interruption(code, message, "neighbour", **details)
     if death.stopping in _NODE_ENDED:
         return interruption("node_crashed", _NODE_ENDED[death.stopping], death.stopping, **details)
     if death.stopping:
-        return interruption("edge_crashed", "its node is being stopped", "shutdown", **details)
+        return interruption(code, "its node is being stopped", "shutdown", **details)
     if death.killed and death.exit.signal == signal.SIGKILL:
-        message = f"its edge worker was killed: {death.killed}"
-        return interruption("edge_crashed", message, death.killed, **details)
+        message = f"its {who} was killed: {death.killed}"
+        return interruption(code, message, death.killed, **details)
     hint = ""
     if death.exit.signal == signal.SIGKILL:
         if death.out_of_memory:
-            message = "its edge worker was killed by the kernel, which was out of memory"
+            message = f"its {who} was killed by the kernel, which was out of memory"
             hint = "give the node a memory_limit below what there is: then only tasks that are over it die"
-            return interruption("edge_crashed", message, "out_of_memory", hint=hint, **details)
+            return interruption(code, message, "out_of_memory", hint=hint, **details)
         hint = "if nobody sent it, the kernel may have: see `dmesg`"
-    return interruption("edge_crashed", f"its edge worker ended: {death.exit}", "crash", hint=hint, **details)
+    return interruption(code, f"its {who} ended: {death.exit}", "crash", hint=hint, **details)
 
 
 class Deadlines:

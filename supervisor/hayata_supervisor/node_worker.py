@@ -72,6 +72,13 @@ class RunHead(_Head, tag="run"):
     timeout_s: float | None
 
 
+class ReduceHead(_Head, tag="reduce"):
+    """Of `hayata.messages.ReduceTask`."""
+
+    execution_id: str
+    timeout_s: float | None
+
+
 class AckHead(_Head, tag="partial_ack"):
     """Of `hayata.messages.PartialAck`."""
 
@@ -85,7 +92,7 @@ class Patience(NamedTuple):
     stopped_timeout_s: float
 
 
-Head: TypeAlias = RunHead | AckHead | KillTask | Ping | StopWorker | DescribeEdges
+Head: TypeAlias = RunHead | ReduceHead | AckHead | KillTask | Ping | StopWorker | DescribeEdges
 
 _PONG = encode(Pong())
 _decode_head = msgspec.msgpack.Decoder(Head).decode
@@ -128,6 +135,7 @@ class NodeWorker:
         self._fleet = Fleet(setting, incarnation, self._edge_started, self._fork_refused, self._grow)
         self._tasks: dict[str, Task] = {}
         self._queue: deque[Task] = deque()
+        self._reductions: deque[Task] = deque()
         self._deadlines = Deadlines(reactor, self._tasks, self._overdue)
         self._limits = Limits(reactor, job.node, memory_limit(job.node), lambda: self._fleet.edges, self)
         self._stopping = ""
@@ -154,6 +162,8 @@ class NodeWorker:
         head = _decode_head(body)
         if isinstance(head, RunHead):
             self._accept(Task(head.execution_id, head.timeout_s, body))
+        elif isinstance(head, ReduceHead):
+            self._accept(Task(head.execution_id, head.timeout_s, body, reduces=True))
         elif isinstance(head, AckHead):
             task = self._tasks.get(head.execution_id)
             if task is not None and task.edge is not None:
@@ -180,8 +190,9 @@ class NodeWorker:
     def _stop(self, reason: str) -> None:
         self._stopping = reason
         self._fleet.stop()
-        while self._queue:
-            self._interrupted(self._queue.popleft(), never_ran("shutdown"), started=False)
+        for queue in (self._queue, self._reductions):
+            while queue:
+                self._interrupted(queue.popleft(), never_ran("shutdown"), started=False)
 
     # tasks
 
@@ -190,27 +201,37 @@ class NodeWorker:
         if self._fleet.stopping:
             self._interrupted(task, never_ran("shutdown"), started=False)
             return
-        self._queue.append(task)
+        self._waits_in(task).append(task)
         self._hand_over()
 
+    def _waits_in(self, task: Task) -> deque[Task]:
+        return self._reductions if task.reduces else self._queue
+
     def _hand_over(self) -> None:
-        """Give waiting tasks to free edges; let edges start for the others."""
+        """Give waiting tasks to free edges; let edges start for the others, and a reducer for each reduction."""
+        while self._reductions:
+            reducer = self._fleet.reducer()
+            if reducer is None:
+                break
+            self._give(self._reductions.popleft(), reducer)
         while self._queue:
             edge = self._fleet.take()
             if edge is None:
                 self._fleet.grow(len(self._queue))
                 return
-            task = self._queue.popleft()
-            body = task.body
-            assert body is not None
-            task.edge = edge
-            task.body = None
-            edge.tasks[task.execution_id] = task
-            if self._limits.active:
-                self._limits.began(task, edge)
-            edge.channel.send(body, task)
-            if task.timeout_s is not None:
-                self._deadlines.start(task, clock.monotonic())
+            self._give(self._queue.popleft(), edge)
+
+    def _give(self, task: Task, edge: Edge) -> None:
+        body = task.body
+        assert body is not None
+        task.edge = edge
+        task.body = None
+        edge.tasks[task.execution_id] = task
+        if self._limits.active:
+            self._limits.began(task, edge)
+        edge.channel.send(body, task)
+        if task.timeout_s is not None:
+            self._deadlines.start(task, clock.monotonic())
 
     def _grow(self) -> None:
         self._hand_over()
@@ -228,9 +249,9 @@ class NodeWorker:
         task.due = None
         edge = task.edge
         if edge is None:
-            self._queue.remove(task)
+            self._waits_in(task).remove(task)
             self._interrupted(task, verdict, started=False)
-        elif not self._node.is_async:
+        elif task.reduces or not self._node.is_async:
             edge.kill(why)
         else:
             edge.channel.send(encode(KillTask(task.execution_id, why)))
@@ -266,7 +287,7 @@ class NodeWorker:
         return self._fleet.is_known(pid)
 
     def _edge_started(self, edge: Edge) -> None:
-        self._packets.send(encode(EdgeStarted(edge.id, edge.pid)), [edge.pidfd])
+        self._packets.send(encode(EdgeStarted(edge.id, edge.pid, edge.role)), [edge.pidfd])
 
     def _fork_refused(self, name: str, error: OSError) -> None:
         message = f"the system refused a fork: {error}"
@@ -331,7 +352,7 @@ class NodeWorker:
         """User code wrote lines; False while the supervisor does not read fast enough."""
         if self._channel.queued_bytes > _CONGESTED_BYTES:
             return False
-        task = next(iter(edge.tasks), None) if self._fleet.slots == 1 else None
+        task = next(iter(edge.tasks), None) if self._fleet.slots == 1 or edge.role == "reducer" else None
         self._channel.send(encode(Output(edge.id, task, stream, lines, dropped, slowed_s)))
         return True
 
@@ -344,7 +365,8 @@ class NodeWorker:
         assert edge.exit is not None
         neighbour = any(task.verdict is not None for task in edge.tasks.values())
         out_of_memory = edge.exit.signal == signal.SIGKILL and not edge.killed and self._kernel_has_killed()
-        error = edge_lost(Death(edge.exit, edge.killed, neighbour, self._stopping, out_of_memory))
+        reducer = edge.role == "reducer"
+        error = edge_lost(Death(edge.exit, edge.killed, neighbour, self._stopping, out_of_memory, reducer))
         unsent = set(edge.channel.unsent())
         idle = edge.ready and not edge.tasks
         for task in list(edge.tasks.values()):

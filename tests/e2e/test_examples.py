@@ -48,6 +48,17 @@ def test_customers_brings_two_parallel_results_together():
     assert said.count("completed") == 3
 
 
+def test_edges_are_reduced_without_the_one_that_failed():
+    assert run_example("edges.py").splitlines() == [
+        "{'words': 9, 'unread': [2]}",
+        "edge 0 completed",
+        "edge 1 completed",
+        "edge 2 failed",
+        "edge 3 completed",
+        "reduction completed",
+    ]
+
+
 def test_streaming_prints_the_chunks_in_order():
     first, last = run_example("streaming.py").splitlines()
     assert last == f"result: {first.strip()}"

@@ -17,7 +17,14 @@ _DELAYS_A_TRIAL = 10
 _OFTEN = 4
 """A point that a process comes by so often is struck in the middle, too."""
 
-_WORKERS = {"edge": "edge", "node": "node", "agent": "agent", "forkserver": "forkserver", "middle": "forkserver"}
+_WORKERS = {
+    "edge": "edge",
+    "reducer": "edge",
+    "node": "node",
+    "agent": "agent",
+    "forkserver": "forkserver",
+    "middle": "forkserver",
+}
 
 NOT_REACHED = {
     "store.before_grow": "the map is full only after 64 GiB: tests/crash/test_store_growth.py",

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hayata.ids import Execution, parse_execution_id
-from hayata.messages import AgentManifest, ErrorInfo, Partial, RetryManifest
+from hayata.messages import AgentManifest, ErrorInfo, Partial, ReduceManifest, ReduceTask, RetryManifest, RunTask
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
+from hayata_supervisor.core.events import TERMINAL_EVENTS
 from hayata_supervisor.core.facts import TERMINAL
-from hayata_supervisor.core.invocation import TERMINAL_EVENTS
-from tests.support.pure_shell import PureShell, agent, encode, node, raw
+from tests.support.pure_shell import PureShell, agent, encode, is_probe, node, raw
 
-NODES = ("plain", "rerun", "retry", "narrow", "probe")
-ATTEMPTS = {"plain": 1, "narrow": 1, "rerun": 3, "retry": 3, "probe": 3}
+NODES = ("plain", "rerun", "retry", "narrow", "probe", "many", "partial")
+ATTEMPTS = {"plain": 1, "narrow": 1, "rerun": 3, "retry": 3, "probe": 3, "many": 2, "partial": 1}
+REDUCTIONS = 2
 
 
 class Histories(RuleBasedStateMachine):
@@ -34,6 +35,8 @@ class Histories(RuleBasedStateMachine):
                 node("retry", retry=RetryManifest(3, 1.0, 2.0, 8.0, 0.5)),
                 node("narrow", concurrency=1),
                 node("probe", concurrency=1, probe=3),
+                node("many", rerun=2, reduce=ReduceManifest(None, False)),
+                node("partial", reduce=ReduceManifest(10.0, True)),
                 on_failure=on_failure,
                 max_concurrency=limit,
                 max_steps=8,
@@ -42,9 +45,9 @@ class Histories(RuleBasedStateMachine):
         self.names = 0
         self.acknowledged: dict[str, bytes] = {}
         self.tokens: list[tuple[str, bytes, object]] = []
-        self.body_started: Counter[tuple[bytes, int]] = Counter()
-        self.granted: Counter[tuple[bytes, int]] = Counter()
-        self.not_done: Counter[tuple[bytes, int]] = Counter()
+        self.body_started: Counter[tuple[bytes, int, int]] = Counter()
+        self.granted: Counter[tuple[bytes, int, int]] = Counter()
+        self.not_done: Counter[tuple[bytes, int, int]] = Counter()
         self.substeps = 0
         self.results: dict[str, bytes] = {}
         self.seen: set[str] = set()
@@ -81,7 +84,7 @@ class Histories(RuleBasedStateMachine):
             (id, task)
             for id, invocation in self.shell.coordinator.invocations.items()
             for task in invocation.tasks
-            if self.shell.coordinator.uncertain_task(id, task.step, task.attempt)
+            if self.shell.coordinator.uncertain_task(id, task.step, task.attempt, task.edge)
         ]
         if not uncertain:
             return
@@ -90,23 +93,33 @@ class Histories(RuleBasedStateMachine):
         error = f"{how}" if how == "error" else None
         fact = f.Reconciled(
             task.step, task.attempt, task.node, "me", "r", update, {},
-            None if error is None else _error(error),
+            None if error is None else _error(error), task.edge,
         )  # fmt: skip
         if how == "retry":
-            self.granted[id, task.step] += 1
+            self.granted[id, task.step, task.edge] += 1
         self.shell.do(self.shell.coordinator.reconcile(id, fact, self.shell.now))
 
     # the policy
 
     @precondition(lambda self: self.shell.asked)
-    @rule(names=st.lists(st.sampled_from(NODES), min_size=1, max_size=3, unique=True), parallel=st.booleans())
-    def decide_next(self, names: list[str], parallel: bool) -> None:
-        self.shell.decide(names if parallel else names[0])
+    @rule(
+        names=st.lists(st.sampled_from(NODES), min_size=1, max_size=3, unique=True),
+        parallel=st.booleans(),
+        count=st.integers(0, 3),
+    )
+    def decide_next(self, names: list[str], parallel: bool, count: int) -> None:
+        self.shell.decide(names if parallel else names[0], edges=_edges(names if parallel else names[:1], count))
 
     @precondition(lambda self: self.shell.asked)
-    @rule(names=st.lists(st.sampled_from(NODES), min_size=2, max_size=4, unique=True))
-    def decide_branches_and_save(self, names: list[str]) -> None:
-        self.shell.decide(names)
+    @rule(names=st.lists(st.sampled_from(NODES), min_size=2, max_size=4, unique=True), count=st.integers(1, 3))
+    def decide_branches_and_save(self, names: list[str], count: int) -> None:
+        self.shell.decide(names, edges=_edges(names, count))
+        self.shell.save()
+
+    @precondition(lambda self: self.shell.asked)
+    @rule(name=st.sampled_from(["many", "partial"]), count=st.integers(1, 3))
+    def decide_edges_and_save(self, name: str, count: int) -> None:
+        self.shell.decide(name, edges=_edges([name], count))
         self.shell.save()
 
     @precondition(lambda self: self.names > 2 and self.shell.asked)
@@ -118,7 +131,7 @@ class Histories(RuleBasedStateMachine):
 
     def _out(self, *, probe: bool = False) -> list[str]:
         """Executions that are out: bodies, or probes."""
-        return sorted(name for name, task in self.shell.dispatched.items() if task.probe == probe)
+        return sorted(name for name, task in self.shell.dispatched.items() if is_probe(task) == probe)
 
     @precondition(lambda self: self._out())
     @rule(data=st.data())
@@ -142,7 +155,7 @@ class Histories(RuleBasedStateMachine):
             case _:
                 execution = parse_execution_id(name)
                 assert execution is not None
-                self.not_done[execution.invocation, execution.step] += outcome == "not_done"
+                self.not_done[_task(execution)] += outcome == "not_done"
                 self.shell.probed(name, not_done=outcome == "not_done")
 
     @precondition(lambda self: self._out())
@@ -171,7 +184,8 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.sampled_from([1, 3, 300]))
     def stream(self, data: st.DataObject, count: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.shell.dispatched)))
-        if not self.shell.dispatched[name].stream:
+        task = self.shell.dispatched[name]
+        if not isinstance(task, RunTask) or not task.stream:
             return
         for number in range(count):
             partial = Partial(name, "edge", number, raw({}))
@@ -182,6 +196,8 @@ class Histories(RuleBasedStateMachine):
     def substep(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(self._out()))
         self._body_starts(name)
+        if isinstance(self.shell.dispatched[name], ReduceTask):
+            return
         self.substeps += 1
         self.shell.substep(name, 1_000 + self.substeps, self.substeps)
 
@@ -189,7 +205,7 @@ class Histories(RuleBasedStateMachine):
         """Keys of the sub-steps of all attempts of this task that were acknowledged."""
         acks = [each.ack for each in self.shell.acks if each.ack.error is None and each.ack.number > 1_000]
         found = [(parse_execution_id(ack.execution_id), ack.number - 1_000) for ack in acks]
-        return {key for of, key in found if of is not None and of[:2] == execution[:2]}
+        return {key for of, key in found if of is not None and _task(of) == _task(execution)}
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
@@ -240,35 +256,50 @@ class Histories(RuleBasedStateMachine):
             return
         self.begun.add(name)
         assert name not in self.seen, "no attempt begins twice"
-        assert not self.shell.dispatched[name].probe
+        task = self.shell.dispatched[name]
+        assert not is_probe(task)
         self.shell.begin_body(name)
         execution = parse_execution_id(name)
         assert execution is not None
-        stored = {each.key for each in self.shell.dispatched[name].substeps}
+        if isinstance(task, ReduceTask):
+            self._reduction_starts(execution, task)
+        stored = {each.key for each in task.substeps} if isinstance(task, RunTask) else set()
         assert self._acknowledged(execution) <= stored, "what was acknowledged is given to the next attempt"
         marks = [fact for fact in self.shell.facts(execution.invocation) if isinstance(fact, f.Marked)]
-        assert any((mark.step, mark.attempt) == (execution.step, execution.attempt) for mark in marks), (
-            "the mark is durable before the body's first instruction"
-        )
+        assert any(
+            (mark.step, mark.edge, mark.attempt) == (execution.step, execution.edge, execution.attempt)
+            for mark in marks
+        ), "the mark is durable before the body's first instruction"
         self.seen.add(name)
-        self.body_started[execution.invocation, execution.step] += 1
+        self.body_started[_task(execution)] += 1
         kind = self.shell.nodes[name]
-        bound = ATTEMPTS[kind]
+        bound = REDUCTIONS if isinstance(task, ReduceTask) else ATTEMPTS[kind]
         if kind == "probe":
-            bound = min(bound, 1 + self.not_done[execution.invocation, execution.step])
-        granted = self.granted[execution.invocation, execution.step]
-        assert self.body_started[execution.invocation, execution.step] <= bound + granted
+            bound = min(bound, 1 + self.not_done[_task(execution)])
+        assert self.body_started[_task(execution)] <= bound + self.granted[_task(execution)]
+
+    def _reduction_starts(self, execution: Execution, task: ReduceTask) -> None:
+        """All its edges are durably over, and what it is given is what they have made."""
+        restored = self.shell.restored(execution.invocation)
+        if restored.task(execution.step) is None:
+            return  # it is not wanted any more: the policy has decided something else
+        edges = restored.edges(execution.step)
+        assert all(each.over for each in edges)
+        assert [each.update for each in edges] == task.results
+        if self.shell.nodes[task.execution_id] == "many":
+            assert all(each.status == "completed" for each in edges)
 
     def _check_journal(self, id: bytes) -> None:
         facts = self.shell.facts(id)
-        completed = [(fact.step) for fact in facts if isinstance(fact, f.Completed)]
+        completed = [(fact.step, fact.edge) for fact in facts if isinstance(fact, f.Completed)]
         assert len(completed) == len(set(completed)), "no task completes twice"
-        over: set[tuple[int, int]] = set()
+        over: set[tuple[int, int, int]] = set()
         for fact in facts:
             if isinstance(fact, f.Marked | f.Completed | f.Failed | f.Cancelled | f.Uncertain | f.Reconciled):
-                assert (fact.step, fact.attempt) not in over, "an attempt that has ended stays as it ended"
+                attempt = fact.step, fact.edge, fact.attempt
+                assert attempt not in over, "an attempt that has ended stays as it ended"
                 if not isinstance(fact, f.Marked | f.Uncertain):
-                    over.add((fact.step, fact.attempt))
+                    over.add(attempt)
         restored = self.shell.restored(id)
         if restored.status in TERMINAL:
             assert self.ended.setdefault(id, restored.status) == restored.status, "a terminal status never changes"
@@ -306,6 +337,14 @@ class Histories(RuleBasedStateMachine):
             durable = shell.restored(invocation.id)
             assert encode(durable.state) == encode(invocation.state), "what is live is what is durable"
             assert encode(durable.tasks) == encode(invocation.tasks)
+
+
+def _edges(names: list[str], count: int) -> dict[str, list[object]]:
+    return {name: list(range(count)) for name in names if name in ("many", "partial")}
+
+
+def _task(execution: Execution) -> tuple[bytes, int, int]:
+    return execution.invocation, execution.step, execution.edge
 
 
 def _error(text: str) -> ErrorInfo:

@@ -26,9 +26,10 @@ from hayata import (
     Retry,
 )
 from hayata import messages as m
-from hayata.calls import TaskCall, check_update, evaluate, node_lifespan
+from hayata.calls import TaskCall, evaluate, node_lifespan
 from hayata.error_info import error_from
 from hayata.errors import error_for
+from hayata.updates import check_update
 from hayata.values import decode, decode_mapping, encode, encode_mapping
 
 

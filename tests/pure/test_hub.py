@@ -9,7 +9,8 @@ import msgspec
 from hayata.messages import Answer, Done, ErrorInfo, EventBatch, EventInfo, Refused
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.effects import Publish
-from hayata_supervisor.core.invocation import Invocation, events_of
+from hayata_supervisor.core.events import events_of
+from hayata_supervisor.core.invocation import Invocation
 from hayata_supervisor.hub import Follower, Hub, Until
 
 ID = bytes(16)

@@ -27,10 +27,24 @@ def test_uuid7_begins_with_its_time():
 
 def test_execution_id_can_be_taken_apart():
     invocation = new_uuid7(5)
-    assert parse_execution_id(execution_id(invocation, 7, 2)) == (invocation, 7, 2)
+    assert parse_execution_id(execution_id(invocation, 7, 2)) == (invocation, 7, 2, -1)
+    assert parse_execution_id(execution_id(invocation, 7, 2, 0)) == (invocation, 7, 2, 0)
+    assert execution_id(invocation, 7, 2, 0) == f"{invocation.hex()}.7-0.2"
 
 
-@pytest.mark.parametrize("text", ["", "x", "1.2.3", "zz" * 16 + ".1.1", "00" * 16 + ".a.1", "00" * 16 + ".1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "00" * 16 + ".1-.1",
+        "00" * 16 + ".1--1.1",
+        "1.2.3",
+        "zz" * 16 + ".1.1",
+        "00" * 16 + ".a.1",
+        "00" * 16 + ".1",
+    ],
+)
 def test_what_is_no_execution_id_is_none(text):
     assert parse_execution_id(text) is None
 

@@ -18,6 +18,7 @@ from hayata.messages import (
     DecidedNext,
     ErrorInfo,
     NodeManifest,
+    ReduceManifest,
     RetryManifest,
     RunTask,
     Substep,
@@ -26,6 +27,7 @@ from hayata.messages import (
     TaskCompleted,
     TaskFailed,
     TaskInterrupted,
+    TaskOrder,
     TaskProbed,
 )
 from hayata_supervisor.core import facts as f
@@ -46,7 +48,8 @@ from hayata_supervisor.core.effects import (
     Settled,
     Warn,
 )
-from hayata_supervisor.core.invocation import Invocation, events_of
+from hayata_supervisor.core.events import events_of
+from hayata_supervisor.core.invocation import Invocation
 from hayata_supervisor.core.views import restore
 
 encode = msgspec.msgpack.encode
@@ -64,8 +67,9 @@ def node(
     rerun: int = 0,
     retry: RetryManifest | None = None,
     probe: int = 0,
+    reduce: ReduceManifest | None = None,
 ) -> NodeManifest:
-    return NodeManifest(name, False, concurrency, None, retry, rerun, False, 1000, 5.0, probe)
+    return NodeManifest(name, False, concurrency, None, retry, rerun, False, 1000, 5.0, probe, reduce=reduce)
 
 
 def agent(*nodes: NodeManifest, **changes: Any) -> AgentManifest:
@@ -85,6 +89,10 @@ def agent(*nodes: NodeManifest, **changes: Any) -> AgentManifest:
         supervision=SupervisionManifest(10, 60.0, 0.1, 5.0),
     )
     return msgspec.structs.replace(manifest, **changes)
+
+
+def is_probe(task: TaskOrder) -> bool:
+    return isinstance(task, RunTask) and task.probe
 
 
 class Answers:
@@ -112,7 +120,7 @@ class PureShell:
         self.open: dict[bytes, None] = {}
         self.unsaved: list[Persist] = []
         self.asked: list[AskPolicy] = []
-        self.dispatched: dict[str, RunTask] = {}
+        self.dispatched: dict[str, TaskOrder] = {}
         self.nodes: dict[str, str] = {}
         self.kills: list[Kill] = []
         self.acks: list[Acknowledge] = []
@@ -243,8 +251,15 @@ class PureShell:
         if self.dispatched[execution].cell >= 0:
             self.notes[self.dispatched[execution].cell] = execution
 
-    def decide(self, decision: list[str] | str | None, value: object = None, *, fail: bool = False) -> None:
-        """Answer the oldest question: a list or a name is Next, None is Finish."""
+    def decide(
+        self,
+        decision: list[str] | str | None,
+        value: object = None,
+        *,
+        fail: bool = False,
+        edges: dict[str, list[Any]] | None = None,
+    ) -> None:
+        """Answer the oldest question: a list or a name is Next, None is Finish; ``edges`` are those of its nodes."""
         number = self.asked.pop(0).request.evaluation
         answer: DecidedNext | DecidedFinish | DecidedFail
         if fail:
@@ -253,7 +268,8 @@ class PureShell:
             answer = DecidedFinish(number, raw(value))
         else:
             names = decision if isinstance(decision, list) else [decision]
-            answer = DecidedNext(number, names, isinstance(decision, list), raw(value))
+            values = {name: [raw(each) for each in given] for name, given in (edges or {}).items()}
+            answer = DecidedNext(number, names, isinstance(decision, list), raw(value), values)
         self.do(self.coordinator.policy_answered(answer, self.now))
 
     def complete(self, execution: str, **update: object) -> None:
@@ -273,7 +289,7 @@ class PureShell:
 
     def probed(self, execution: str, *, not_done: bool) -> None:
         """The probe says that the body had no effect, or that it can't tell."""
-        assert self.dispatched.pop(execution).probe
+        assert is_probe(self.dispatched.pop(execution))
         self.do(self.coordinator.reported(TaskProbed(execution, "edge", not_done), self.now))
 
     def substep(self, execution: str, number: int, key: int | str, value: object = None) -> None:

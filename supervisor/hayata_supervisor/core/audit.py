@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import msgspec
 
 from hayata_supervisor.core import facts as f
-from hayata_supervisor.core.invocation import Invocation, event_type, replay
+from hayata_supervisor.core.events import event_type
+from hayata_supervisor.core.invocation import Invocation, replay
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_snapshot = msgspec.msgpack.Decoder(Invocation).decode

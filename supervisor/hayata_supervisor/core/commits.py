@@ -6,7 +6,8 @@ import msgspec
 
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.effects import Effect, Persist, Publish
-from hayata_supervisor.core.invocation import Invocation, apply, event_type, info
+from hayata_supervisor.core.events import event_type
+from hayata_supervisor.core.invocation import Invocation, apply, info
 
 PARTIALS_AHEAD = 256
 """Event numbers reserved with each commit of a streaming invocation, so that few chunks need a commit of their own."""

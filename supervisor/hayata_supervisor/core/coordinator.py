@@ -122,14 +122,14 @@ class Coordinator(Recovering):
             persist.after.append(Reply(token, info(invocation)))
         return self._effects()
 
-    def uncertain_task(self, id: bytes, step: int, attempt: int) -> Task | None:
+    def uncertain_task(self, id: bytes, step: int, attempt: int, edge: int = -1) -> Task | None:
         """The task if it is uncertain, and its invocation waits for it: another branch's failure may have ended the
         transition meanwhile.
         """
         invocation = self.invocations.get(id)
         if invocation is None or invocation.status != "uncertain":
             return None
-        task = invocation.task(step)
+        task = invocation.task(step, edge)
         return task if task and task.attempt == attempt and task.status == "uncertain" else None
 
     def reconcile(self, id: bytes, fact: f.Reconciled, now: Now) -> list[Effect]:
@@ -139,10 +139,12 @@ class Coordinator(Recovering):
             MergeRefused: The result doesn't fit the state. Nothing has changed.
         """
         invocation = self.invocations[id]
-        if fact.update is not None and not invocation.parallel:
+        task = invocation.task(fact.step, fact.edge)
+        assert task is not None
+        if fact.update is not None and not invocation.parallel and fact.edge < 0:
             merge(invocation.state, fact.update, fact.merge)
-        if fact.error is not None:
-            self._transition_failed(invocation, [fact], fact.error, now)
+        if fact.error is not None and not self._keeps_on(task):
+            self._failed_with(invocation, task, fact, fact.error, now)
         else:
             self._recover(invocation, [fact], now, paused_s=self._paused(invocation, now))
         return self._effects()
@@ -216,7 +218,7 @@ class Coordinator(Recovering):
         slots = self.executions.slots[execution.node]
         self._hand_out(slots, now)
         invocation = self.invocations.get(execution.invocation)
-        task = invocation.task(execution.step) if invocation else None
+        task = invocation.task(execution.step, execution.edge) if invocation else None
         if invocation is None or task is None or task.attempt != execution.attempt or task.status != "running":
             self.late_messages += 1
         elif execution.cause is not None:
@@ -243,12 +245,15 @@ class Coordinator(Recovering):
         invocation, node = self._active(partial)
         if invocation is None:
             return self._effects()
-        data = {
+        data: dict[str, object] = {
             "node_id": node,
             "execution_id": partial.execution_id,
             "edge_id": partial.edge,
             "result": partial.chunk,
         }
+        execution = parse_execution_id(partial.execution_id)
+        if execution is not None and execution.edge >= 0:
+            data["edge"] = execution.edge
         invocation.sequence += 1
         event = EventInfo(invocation.sequence, "node_partial_result", now.wall, msgspec.Raw(_encode(data)))
         ack = PartialAck(partial.execution_id, partial.number, None)
@@ -267,7 +272,7 @@ class Coordinator(Recovering):
         invocation, node = self._active(done)
         execution = parse_execution_id(done.execution_id)
         if invocation is not None and execution is not None:
-            fact = f.SubstepDone(execution.step, execution.attempt, node, done.substep)
+            fact = f.SubstepDone(execution.step, execution.attempt, node, done.substep, execution.edge)
             ack = PartialAck(done.execution_id, done.number, None)
             self._persist(invocation, [fact], now).after.append(Acknowledge(self.manifest.id, node, ack))
         return self._effects()
@@ -279,7 +284,7 @@ class Coordinator(Recovering):
             self.late_messages += 1  # its end was confirmed: nobody is left to be told
             return None, ""
         invocation = self.invocations.get(execution.invocation)
-        task = invocation.task(execution.step) if invocation else None
+        task = invocation.task(execution.step, execution.edge) if invocation else None
         if task and task.attempt == execution.attempt and task.status == "running" and execution.cause is None:
             return invocation, execution.node
         self.late_messages += 1
@@ -390,10 +395,12 @@ class Coordinator(Recovering):
             invocation = self.invocations.get(due.invocation)
             if invocation is None:
                 continue
-            if due.claim is None:
+            if due.what is None:
                 self._check_timeout(invocation, now)
+            elif isinstance(due.what, int):
+                self._check_edges(invocation, due.what, now)
             else:
-                _, task = self._claimed(due.claim)
+                _, task = self._claimed(due.what)
                 if task is not None and self._goes_on(invocation):
                     self._schedule(invocation, [task], [], now)
         return self._effects()

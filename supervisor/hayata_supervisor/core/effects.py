@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from hayata.messages import Answer, Evaluate, EventInfo, InvocationInfo, PartialAck, RunTask
+from hayata.messages import Answer, Evaluate, EventInfo, InvocationInfo, PartialAck, TaskOrder
 from hayata_supervisor.core.facts import Record
 from hayata_supervisor.core.invocation import Invocation
 
@@ -76,7 +76,7 @@ class Dispatch(msgspec.Struct, frozen=True):
 
     agent: str
     node: str
-    task: RunTask
+    task: TaskOrder
 
 
 class Kill(msgspec.Struct, frozen=True):

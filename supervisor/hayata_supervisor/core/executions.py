@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from hayata.ids import execution_id
-from hayata.messages import ErrorInfo, NodeManifest, RunTask
+from hayata.messages import ErrorInfo, NodeManifest, ReduceTask, RunTask, TaskOrder
 from hayata_supervisor.core.cells import Cells
 from hayata_supervisor.core.invocation import Invocation, Task
 from hayata_supervisor.core.slots import Claim, Slots
@@ -34,9 +34,10 @@ class Execution(msgspec.Struct):
     attempt: int
     node: str
     cell: int
-    task: RunTask | None
+    task: TaskOrder | None
     handed_at: float = 0.0
     cause: ErrorInfo | None = None
+    edge: int = -1
 
 
 class Executions:
@@ -74,29 +75,22 @@ class Executions:
 
     def add(self, invocation: Invocation, task: Task) -> str:
         """Remember a task that was just marked; returns its execution id."""
-        name = execution_id(invocation.id, task.step, task.attempt)
-        run = RunTask(
-            execution_id=name,
-            timeout_s=self.slots[task.node].manifest.execution_timeout_s,
-            invocation_id=invocation.name,
-            attempt=task.attempt,
-            idempotency_key=f"{invocation.id.hex()}.{task.step}",
-            session=None if invocation.own_session else invocation.session,
-            stream=invocation.stream,
-            state=invocation.state,
-            input=invocation.node_input,
-            cell=task.cell,
-            parallel=invocation.parallel,
-            substeps=task.substeps,
+        name = execution_id(invocation.id, task.step, task.attempt, task.edge)
+        timeout_s = self.slots[task.node].manifest.execution_timeout_s
+        if task.edges < 0:
+            order: TaskOrder = _run_task(invocation, task, name, timeout_s)
+        else:
+            order = _reduce_task(invocation, task, name, timeout_s)
+        self._marked[name] = Execution(
+            invocation.id, task.step, task.attempt, task.node, task.cell, order, edge=task.edge
         )
-        self._marked[name] = Execution(invocation.id, task.step, task.attempt, task.node, task.cell, run)
         return name
 
     def probe(self, invocation: Invocation, task: Task, cause: ErrorInfo) -> Slots:
         """Line up the probe of a task that was cut off for ``cause``; returns its node's slots."""
         name = self.add(invocation, task)
         execution = self._marked[name]
-        assert execution.task is not None
+        assert isinstance(execution.task, RunTask), "a reduction is pure: nobody asks about it"
         execution.task = msgspec.structs.replace(
             execution.task, state={}, stream=False, cell=-1, probe=True, substeps=[]
         )
@@ -119,7 +113,7 @@ class Executions:
         slots.ready.append(name)
         return slots
 
-    def hand_out(self, slots: Slots, mono_s: float) -> Iterator[RunTask]:
+    def hand_out(self, slots: Slots, mono_s: float) -> Iterator[TaskOrder]:
         """Take what is ready and has a slot."""
         while slots.ready:
             execution = self._marked.get(slots.ready[0])
@@ -141,10 +135,12 @@ class Executions:
         self._cells.release(execution.cell)
         return execution
 
-    def running(self, invocation: Invocation) -> list[str]:
-        """Ids of the invocation's executions that were handed out; those that were not are dropped."""
+    def running(self, invocation: Invocation, tasks: Iterable[Task] | None = None) -> list[str]:
+        """Ids of the invocation's executions, or of these tasks', that were handed out; those that were not are
+        dropped.
+        """
         found = []
-        for task in invocation.tasks:
+        for task in invocation.tasks if tasks is None else tasks:
             if task.status == "running":
                 name = invocation.execution(task)
                 execution = self._marked.get(name)
@@ -182,3 +178,38 @@ class Executions:
                 self.drop(name)
         waiting, slots.waiting = list(slots.waiting), type(slots.waiting)()
         return dropped, waiting
+
+
+def _run_task(invocation: Invocation, task: Task, name: str, timeout_s: float | None) -> RunTask:
+    edge = "" if task.edge < 0 else f"-{task.edge}"
+    return RunTask(
+        execution_id=name,
+        timeout_s=timeout_s,
+        invocation_id=invocation.name,
+        attempt=task.attempt,
+        idempotency_key=f"{invocation.id.hex()}.{task.step}{edge}",
+        session=None if invocation.own_session else invocation.session,
+        stream=invocation.stream,
+        state=invocation.state,
+        input=invocation.node_input if task.input is None else task.input,
+        cell=task.cell,
+        parallel=invocation.parallel,
+        substeps=task.substeps,
+        edge=task.edge,
+    )
+
+
+def _reduce_task(invocation: Invocation, task: Task, name: str, timeout_s: float | None) -> ReduceTask:
+    edges = invocation.edges(task.step)
+    return ReduceTask(
+        execution_id=name,
+        timeout_s=timeout_s,
+        invocation_id=invocation.name,
+        attempt=task.attempt,
+        session=None if invocation.own_session else invocation.session,
+        input=invocation.node_input,
+        results=[edge.update for edge in edges],
+        errors={edge.edge: edge.error for edge in edges if edge.error is not None},
+        cell=task.cell,
+        parallel=invocation.parallel,
+    )

@@ -39,12 +39,17 @@ class Started(_Fact, frozen=True, tag="started"):
 
 
 class Decided(_Fact, frozen=True, tag="decided"):
-    """The policy said ``Next``: steps ``step … step + len(nodes) - 1`` are scheduled, attempt 1 each."""
+    """The policy said ``Next``: steps ``step … step + len(nodes) - 1`` are scheduled, attempt 1 each. ``edges``: node →
+    the values of its edges, for the nodes that have some, and ``since``: from when their time counts (``Now.lasting``,
+    less the time that the invocation has rested).
+    """
 
     step: int
     nodes: list[str]
     parallel: bool
     input: Value
+    edges: dict[str, list[Value]] = {}
+    since: float = 0.0
 
 
 class Marked(_Fact, frozen=True, tag="marked"):
@@ -56,6 +61,7 @@ class Marked(_Fact, frozen=True, tag="marked"):
     attempt: int
     node: str
     cell: int
+    edge: int = -1
 
 
 class Unmarked(_Fact, frozen=True, tag="unmarked"):
@@ -64,6 +70,7 @@ class Unmarked(_Fact, frozen=True, tag="unmarked"):
     step: int
     attempt: int
     node: str
+    edge: int = -1
 
 
 class Completed(_Fact, frozen=True, tag="completed"):
@@ -77,6 +84,7 @@ class Completed(_Fact, frozen=True, tag="completed"):
     node: str
     update: Update
     merge: dict[str, str]
+    edge: int = -1
 
 
 class SubstepDone(_Fact, frozen=True, tag="substep"):
@@ -86,6 +94,7 @@ class SubstepDone(_Fact, frozen=True, tag="substep"):
     attempt: int
     node: str
     substep: Substep
+    edge: int = -1
 
 
 class Failed(_Fact, frozen=True, tag="failed"):
@@ -98,6 +107,7 @@ class Failed(_Fact, frozen=True, tag="failed"):
     node: str
     error: ErrorInfo
     retry_at: float | None
+    edge: int = -1
 
 
 class Cancelled(_Fact, frozen=True, tag="cancelled"):
@@ -106,6 +116,7 @@ class Cancelled(_Fact, frozen=True, tag="cancelled"):
     step: int
     attempt: int
     node: str
+    edge: int = -1
 
 
 class Uncertain(_Fact, frozen=True, tag="uncertain"):
@@ -117,6 +128,7 @@ class Uncertain(_Fact, frozen=True, tag="uncertain"):
     attempt: int
     node: str
     error: ErrorInfo | None = None
+    edge: int = -1
 
 
 class Reconciled(_Fact, frozen=True, tag="reconciled"):
@@ -132,6 +144,7 @@ class Reconciled(_Fact, frozen=True, tag="reconciled"):
     update: Update | None
     merge: dict[str, str]
     error: ErrorInfo | None
+    edge: int = -1
 
 
 class Recovered(_Fact, frozen=True, tag="recovered"):
@@ -185,7 +198,7 @@ Fact: TypeAlias = (
 )
 
 TaskFact: TypeAlias = Marked | Unmarked | Completed | SubstepDone | Failed | Cancelled | Uncertain | Reconciled
-"""Those that are about one attempt."""
+"""Those that are about one attempt: of a step, or of one of its edges (``edge``; -1 for none)."""
 
 Status: TypeAlias = Literal[
     "queued", "running", "waiting", "recovery_required", "uncertain", "completed", "failed", "cancelled"

@@ -11,6 +11,8 @@ Task states (a task is one attempt of one step)::
         │                    └─────Uncertain───▶ uncertain ──Reconciled──▶ completed, failed or the next attempt
         └──Cancelled (also from running)───────▶ cancelled
 
+    collecting ──the last edge is over──▶ scheduled        (the task of an execution with edges: its reduction)
+
 Invocation states::
 
     queued ──Started──▶ running ──Finished──▶ completed
@@ -21,19 +23,28 @@ Invocation states::
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
 from hayata.ids import execution_id
-from hayata.messages import NIL, ErrorInfo, EventInfo, InvocationInfo, Substep, Update, Value
+from hayata.messages import NIL, ErrorInfo, InvocationInfo, Substep, Update, Value
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.definitions import EMPTY
+from hayata_supervisor.core.events import event_type
 from hayata_supervisor.core.merge import merge
 
 
 class Task(msgspec.Struct, array_like=True):
-    """The latest attempt of one step of the current transition."""
+    """The latest attempt of one step of the current transition, or of one of the step's edges.
+
+    Attributes:
+        edge: Which edge of the step it is; -1: it is the execution itself. ``input`` is the edge's value, ``error`` why
+            it has failed; its ``update`` is kept until the execution is over.
+        edges: How many edges the execution has, of whose results it is the reduction; -1: it has none. Such a one is
+            ``collecting`` until they are over.
+        since: From when the time of its edges counts.
+    """
 
     step: int
     node: str
@@ -43,6 +54,16 @@ class Task(msgspec.Struct, array_like=True):
     retry_at: float = 0.0
     cell: int = -1
     substeps: list[Substep] = []
+    edge: int = -1
+    input: Value | None = None
+    error: ErrorInfo | None = None
+    edges: int = -1
+    since: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended for good."""
+        return self.status in ("completed", "failed", "cancelled")
 
 
 class Invocation(msgspec.Struct, array_like=True):
@@ -99,16 +120,34 @@ class Invocation(msgspec.Struct, array_like=True):
         """Whether it has ended."""
         return self.status in f.TERMINAL
 
-    def task(self, step: int) -> Task | None:
-        """The current transition's task of ``step``."""
+    def task(self, step: int, edge: int = -1) -> Task | None:
+        """The current transition's task of ``step``, or of one of its edges."""
         for task in self.tasks:
-            if task.step == step:
+            if task.step == step and task.edge == edge:
                 return task
         return None
 
+    def edges(self, step: int) -> list[Task]:
+        """The tasks of the step's edges, in their order."""
+        return [task for task in self.tasks if task.step == step and task.edge >= 0]
+
     def execution(self, task: Task) -> str:
         """The execution id of the task's current attempt."""
-        return execution_id(self.id, task.step, task.attempt)
+        return execution_id(self.id, task.step, task.attempt, task.edge)
+
+
+def decided_tasks(fact: f.Decided) -> list[Task]:
+    """The tasks of a decision: of each step those of its edges, then its own."""
+    tasks: list[Task] = []
+    for step, node in enumerate(fact.nodes, fact.step):
+        values = fact.edges.get(node) if fact.edges else None
+        if values is None:
+            tasks.append(Task(step, node))
+            continue
+        tasks += [Task(step, node, edge=edge, input=value) for edge, value in enumerate(values)]
+        status = "collecting" if values else "scheduled"
+        tasks.append(Task(step, node, status=status, edges=len(values), since=fact.since))
+    return tasks
 
 
 def replay(invocation: Invocation, number: int, record: f.Record) -> None:
@@ -135,37 +174,37 @@ def apply(invocation: Invocation, fact: f.Fact, at: float) -> None:
             invocation.started_lasting = fact.lasting
         case f.Decided():
             invocation.step = fact.step + len(fact.nodes)
-            invocation.tasks = [Task(fact.step + offset, node) for offset, node in enumerate(fact.nodes)]
+            invocation.tasks = decided_tasks(fact)
             invocation.parallel = fact.parallel
             invocation.node_input = fact.input
             invocation.parallel_results = None
             invocation.failure = None
         case f.Marked():
-            task = _task(invocation, fact.step)
+            task = _task(invocation, fact)
             task.status, task.cell = "running", fact.cell
         case f.Unmarked():
-            _task(invocation, fact.step).status = "scheduled"
+            _task(invocation, fact).status = "scheduled"
         case f.Completed():
-            _complete(invocation, _task(invocation, fact.step), fact.update, fact.merge)
+            _complete(invocation, _task(invocation, fact), fact.update, fact.merge)
         case f.SubstepDone():
-            _task(invocation, fact.step).substeps.append(fact.substep)
+            _task(invocation, fact).substeps.append(fact.substep)
         case f.Failed():
-            task = _task(invocation, fact.step)
+            task = _task(invocation, fact)
             if fact.retry_at is None:
-                task.status, task.substeps = "failed", []
-                invocation.failure = fact.error
-                _transition_ended(invocation)
+                _fail(invocation, task, fact.error)
             else:
                 _next_attempt(task, fact.retry_at)
         case f.Cancelled():
-            _task(invocation, fact.step).status = "cancelled"
+            task = _task(invocation, fact)
+            task.status = "cancelled"
+            _edge_over(invocation, task)
         case f.Uncertain():
-            _task(invocation, fact.step).status = "uncertain"
+            _task(invocation, fact).status = "uncertain"
             invocation.status = "uncertain"
             if invocation.paused_at is None:
                 invocation.paused_at = at
         case f.Reconciled():
-            _reconcile(invocation, _task(invocation, fact.step), fact)
+            _reconcile(invocation, _task(invocation, fact), fact)
         case f.Recovered():
             invocation.status = "running"
             invocation.paused_s += fact.paused_s
@@ -186,29 +225,56 @@ def apply(invocation: Invocation, fact: f.Fact, at: float) -> None:
             assert_never(fact)
 
 
-def _task(invocation: Invocation, step: int) -> Task:
-    task = invocation.task(step)
+def _task(invocation: Invocation, fact: f.TaskFact) -> Task:
+    task = invocation.task(fact.step, fact.edge)
     if task is None:
-        raise LookupError(f"invocation {invocation.name} has no task of step {step}: its journal is out of order")
+        raise LookupError(f"invocation {invocation.name} has no task of step {fact.step}: its journal is out of order")
     return task
 
 
 def _complete(invocation: Invocation, task: Task, update: Update, operations: dict[str, str]) -> None:
     task.status, task.substeps = "completed", []
+    if task.edge >= 0:
+        task.update = update
+        _edge_over(invocation, task)
+        return
+    if task.edges >= 0:
+        for edge in invocation.edges(task.step):
+            edge.update = None
     if invocation.parallel:
         task.update = update
     else:
         invocation.state = merge(invocation.state, update, operations)
-    if all(each.status == "completed" for each in invocation.tasks):
+    executions = [each for each in invocation.tasks if each.edge < 0]
+    if all(each.status == "completed" for each in executions):
         _transition_ended(invocation)
         if invocation.parallel:
-            invocation.parallel_results = [each.update or {} for each in invocation.tasks]
-            for each in invocation.tasks:
+            invocation.parallel_results = [each.update or {} for each in executions]
+            for each in executions:
                 each.update = None
 
 
+def _fail(invocation: Invocation, task: Task, error: ErrorInfo) -> None:
+    task.status, task.substeps = "failed", []
+    if task.edge >= 0:
+        task.error = error
+        _edge_over(invocation, task)
+    else:
+        invocation.failure = error
+        _transition_ended(invocation)
+
+
+def _edge_over(invocation: Invocation, task: Task) -> None:
+    """When the last edge of an execution is over, its reduction is scheduled."""
+    if task.edge < 0:
+        return
+    execution = invocation.task(task.step)
+    if execution and execution.status == "collecting" and all(each.over for each in invocation.edges(task.step)):
+        execution.status = "scheduled"
+
+
 def _transition_ended(invocation: Invocation) -> None:
-    names = [each.node for each in invocation.tasks]
+    names = [each.node for each in invocation.tasks if each.edge < 0]
     invocation.last = names if invocation.parallel else names[0]
 
 
@@ -222,9 +288,7 @@ def _reconcile(invocation: Invocation, task: Task, fact: f.Reconciled) -> None:
     if fact.update is not None:
         _complete(invocation, task, fact.update, fact.merge)
     elif fact.error is not None:
-        task.status, task.substeps = "failed", []
-        invocation.failure = fact.error
-        _transition_ended(invocation)
+        _fail(invocation, task, fact.error)
     else:
         _next_attempt(task, 0.0)
 
@@ -237,11 +301,11 @@ def _end(invocation: Invocation, status: str, at: float) -> None:
 
 
 def cancellations(invocation: Invocation) -> list[f.Cancelled]:
-    """Facts that cancel what is scheduled or running."""
+    """Facts that cancel what is not over."""
     return [
-        f.Cancelled(task.step, task.attempt, task.node)
+        f.Cancelled(task.step, task.attempt, task.node, task.edge)
         for task in invocation.tasks
-        if task.status in ("scheduled", "running")
+        if task.status in ("scheduled", "running", "collecting")
     ]
 
 
@@ -263,98 +327,3 @@ def info(invocation: Invocation) -> InvocationInfo:
         error=invocation.error,
         restarted_from=invocation.restarted_from,
     )
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Events
-# --------------------------------------------------------------------------------------------------------------------
-
-_EVENT_TYPES: dict[type[Any], str] = {
-    f.Started: "invocation_started",
-    f.Marked: "node_started",
-    f.Completed: "node_completed",
-    f.Failed: "node_failed",
-    f.Cancelled: "node_cancelled",
-    f.Uncertain: "node_uncertain",
-    f.Reconciled: "node_reconciled",
-    f.Recovered: "invocation_recovered",
-    f.Finished: "invocation_completed",
-    f.Aborted: "invocation_failed",
-    f.Dropped: "invocation_cancelled",
-}
-
-TERMINAL_EVENTS = frozenset({"invocation_completed", "invocation_failed", "invocation_cancelled"})
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def event_type(fact: f.Fact) -> str | None:
-    """The type of the fact's event; None when it has none."""
-    return _EVENT_TYPES.get(type(fact))
-
-
-def events_of(invocation: bytes, record: f.Record, input: Value | None) -> list[EventInfo]:
-    """The lifecycle events of one record.
-
-    Args:
-        invocation: Internal id, for the execution ids.
-        record: The record.
-        input: The invocation's input, wanted only by the event number 1.
-    """
-    events = []
-    sequence = record.sequence
-    for fact in record.facts:
-        kind = event_type(fact)
-        if kind is not None:
-            data = _event_data(invocation, fact, input)
-            events.append(EventInfo(sequence, kind, record.at, msgspec.Raw(_encode(data))))
-            sequence += 1
-    return events
-
-
-def _event_data(invocation: bytes, fact: f.Fact, input: Value | None) -> dict[str, Any]:
-    match fact:
-        case f.Started():
-            return {"input": NIL if input is None else input}
-        case f.Marked() | f.Completed() | f.Cancelled():
-            return _node_data(invocation, fact)
-        case f.Uncertain():
-            error = {} if fact.error is None else {"error": error_data(fact.error)}
-            return {**_node_data(invocation, fact), **error}
-        case f.Failed():
-            return {
-                **_node_data(invocation, fact),
-                "error": error_data(fact.error),
-                "will_retry": fact.retry_at is not None,
-            }
-        case f.Reconciled():
-            return {**_node_data(invocation, fact), "by": fact.by, "how": how(fact)}
-        case f.Finished():
-            return {"result": fact.result}
-        case f.Aborted():
-            return {"reason": error_data(fact.error)}
-        case f.Dropped():
-            return {"reason": fact.reason}
-    return {}
-
-
-def _node_data(
-    invocation: bytes, fact: f.Marked | f.Completed | f.Cancelled | f.Uncertain | f.Failed | f.Reconciled
-) -> dict[str, Any]:
-    return {
-        "node_id": fact.node,
-        "execution_id": execution_id(invocation, fact.step, fact.attempt),
-        "attempt": fact.attempt,
-    }
-
-
-def error_data(error: ErrorInfo) -> dict[str, Any]:
-    """An error as event data: ``code``, ``message``, ``details``, ``hint``."""
-    return {"code": error.code, "message": error.message, "details": error.details, "hint": error.hint}
-
-
-def how(fact: f.Reconciled) -> str:
-    """How a person settled a task: ``result``, ``error`` or ``retry``."""
-    if fact.update is not None:
-        return "result"
-    return "retry" if fact.error is None else "error"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from hayata.messages import AgentManifest, DecidedNext, ErrorInfo
-from hayata_supervisor.core.invocation import Invocation
+from hayata.messages import AgentManifest, DecidedNext, ErrorInfo, ReduceManifest
+from hayata_supervisor.core.invocation import Invocation, Task
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Refusal(Exception):
@@ -91,3 +92,41 @@ def bad_decision(invocation: Invocation, decision: DecidedNext, manifest: AgentM
             "raise max_steps, or have the policy finish",
         )
     return None
+
+
+def edge_failed(edge: Task, error: ErrorInfo) -> ErrorInfo:
+    """An execution has failed with one of its edges."""
+    return msgspec.structs.replace(error, message=f"edge {edge.edge} of {edge.node}: {error.message}")
+
+
+def edges_late(invocation: Invocation, execution: Task, reduce: ReduceManifest) -> ErrorInfo:
+    """Edges were still pending when their time was up."""
+    counts = _counts(invocation, execution)
+    return ErrorInfo(
+        "reducer_failed",
+        f"{counts['pending_edges']} of {execution.edges} edges of {execution.node} were not done "
+        f"after {reduce.timeout_s:g} s",
+        "raise the timeout of its Reduce, or let it reduce what is there: partial=True",
+        msgspec.Raw(_encode({"reason": "timeout", "timeout_s": reduce.timeout_s, **counts})),
+    )
+
+
+def reducer_failed(invocation: Invocation, execution: Task, why: ErrorInfo) -> ErrorInfo:
+    """The reducer was cut off as often as is tried."""
+    details = msgspec.Raw(_encode({**_decode(why.details), **_counts(invocation, execution)}))
+    return ErrorInfo(
+        "reducer_failed",
+        f"the reducer of {execution.node} was cut off in attempt {execution.attempt}, too: {why.message}",
+        why.hint,
+        details,
+    )
+
+
+def _counts(invocation: Invocation, execution: Task) -> dict[str, int]:
+    edges = invocation.edges(execution.step)
+    return {
+        "expected_edges": len(edges),
+        "result_count": sum(edge.status == "completed" for edge in edges),
+        "error_count": sum(edge.status == "failed" for edge in edges),
+        "pending_edges": sum(edge.status not in ("completed", "failed") for edge in edges),
+    }

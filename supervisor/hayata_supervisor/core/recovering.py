@@ -1,7 +1,7 @@
 """Going on after something went wrong: retries, probes of what was cut off, rests, and recovery.
 
-The middle of the coordinator, between what follows from what (`core.transitions`) and the events
-(`core.coordinator`). The rules that need no state are in `core.retries` and `core.recovery`.
+The third layer of the coordinator, below the events (`core.coordinator`). The rules that need no state are in
+`core.retries` and `core.recovery`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from hayata_supervisor.core.effects import Warn
 from hayata_supervisor.core.executions import Execution
 from hayata_supervisor.core.invocation import Invocation, Task
 from hayata_supervisor.core.recovery import LOST, classify
+from hayata_supervisor.core.reducing import Reducing
 from hayata_supervisor.core.retries import delay_left, retry_delay
 from hayata_supervisor.core.slots import Claim
-from hayata_supervisor.core.transitions import Now, Transitions
+from hayata_supervisor.core.transitions import Now
 
 
-class Recovering(Transitions):
+class Recovering(Reducing):
     """See the module."""
 
     # ---- attempts that went wrong ------------------------------------------------------------------------
 
     def _failed(self, invocation: Invocation, task: Task, report: TaskFailed | TaskInterrupted, now: Now) -> None:
         """A body ended with a failure, or was cut off while the supervisor lives."""
+        if task.edges >= 0:
+            self._reduction_failed(invocation, task, report, now)
+            return
         node = self.executions.slots[task.node].manifest
         if isinstance(report, TaskInterrupted) and report.started and node.probe_attempts:
             self._probe(invocation, task, report.error, now)
@@ -43,7 +47,7 @@ class Recovering(Transitions):
             self._try_again(invocation, task, report.error, delay_s, now)
 
     def _try_again(self, invocation: Invocation, task: Task, error: ErrorInfo, delay_s: float, now: Now) -> None:
-        fact = f.Failed(task.step, task.attempt, task.node, error, now.lasting + delay_s)
+        fact = f.Failed(task.step, task.attempt, task.node, error, now.lasting + delay_s, task.edge)
         self._persist(invocation, [fact], now)
         self._await_retry(invocation, task, delay_s, now)
 
@@ -51,7 +55,8 @@ class Recovering(Transitions):
         if not self._goes_on(invocation):
             return  # `_resume` looks at it again
         if delay_s > 0:
-            self._timers.arm(now.mono + delay_s, invocation.id, Claim(invocation.id, task.step, task.attempt))
+            claim = Claim(invocation.id, task.step, task.attempt, task.edge)
+            self._timers.arm(now.mono + delay_s, invocation.id, claim)
         else:
             self._schedule(invocation, [task], [], now)
 
@@ -93,15 +98,15 @@ class Recovering(Transitions):
         """Nobody knows; a person decides. What runs beside it runs on, what is scheduled waits."""
         if self._goes_on(invocation):
             self.admission.running -= 1
-        self._persist(invocation, [f.Uncertain(task.step, task.attempt, task.node, error)], now)
+        self._persist(invocation, [f.Uncertain(task.step, task.attempt, task.node, error, task.edge)], now)
         self._start_queued(now)
 
     def _given_up(self, execution: Execution, error: ErrorInfo, now: Now) -> None:
         """The node of an execution that was not handed out is unavailable."""
         invocation = self.invocations.get(execution.invocation)
-        task = invocation.task(execution.step) if invocation else None
-        if invocation is None or task is None or task.attempt != execution.attempt:
-            return
+        task = invocation.task(execution.step, execution.edge) if invocation else None
+        if invocation is None or task is None or task.attempt != execution.attempt or task.status != "running":
+            return  # a sibling's failure has ended it a moment ago
         if execution.cause is not None:
             self._uncertain(invocation, task, reasons.no_answer(error), now)
         else:
@@ -121,7 +126,7 @@ class Recovering(Transitions):
 
     def _not_begun(self, invocation: Invocation, task: Task, why: ErrorInfo, now: Now) -> None:
         """A body could not be given its state: it is scheduled again, and the invocation rests."""
-        self._persist(invocation, [f.Unmarked(task.step, task.attempt, task.node)], now)
+        self._persist(invocation, [f.Unmarked(task.step, task.attempt, task.node, task.edge)], now)
         self._unfit[invocation.id] = why
 
     def _rest_unfit(self, invocation: Invocation, now: Now) -> None:
@@ -171,15 +176,20 @@ class Recovering(Transitions):
         for task in lost:
             if task not in found.probes:
                 self.executions.free_cell(task.cell)
-        settled = {fact.step for fact in facts if isinstance(fact, f.Reconciled)}
+        settled = {(fact.step, fact.edge) for fact in facts if isinstance(fact, f.Reconciled)}
         unsure = any(isinstance(fact, f.Uncertain) for fact in found.facts)
         if invocation.status == "uncertain":  # else it is what another branch's failure has left behind
-            unsure = unsure or any(task.status == "uncertain" and task.step not in settled for task in invocation.tasks)
+            unsure = unsure or any(
+                task.status == "uncertain" and (task.step, task.edge) not in settled for task in invocation.tasks
+            )
         facts = [*facts, *found.facts, *([] if unsure else [f.Recovered(paused_s)])]
         if facts:
             self._persist(invocation, facts, now)
         if not unsure:
             self._resume(invocation, now)
+        for task in found.spent:
+            if task.status == "running" and not invocation.terminal:
+                self._final_failure(invocation, task, reasons.reducer_failed(invocation, task, LOST), now)
         for task in found.probes:
             if task.status == "running" and not invocation.terminal:
                 self._probe(invocation, task, LOST, now)
@@ -188,12 +198,15 @@ class Recovering(Transitions):
         """Go on with an invocation that runs again: what is scheduled is run, or else the policy is asked."""
         self.admission.running += 1
         self._arm_timeout(invocation, now)
+        self._arm_edges(invocation, now)
         pending = [task for task in invocation.tasks if task.status == "scheduled"]
         if not pending and not any(task.status == "running" for task in invocation.tasks):
             self._ask_policy(invocation, now)
         for task in pending:
             if not self._goes_on(invocation):
                 return
+            if task.status != "scheduled":
+                continue  # a sibling that has failed just now has ended it
             slots = self.executions.slots.get(task.node)
             left_s = delay_left(slots.manifest if slots else None, task.retry_at, now.lasting)
             self._await_retry(invocation, task, left_s, now)

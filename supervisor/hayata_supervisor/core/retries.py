@@ -6,6 +6,14 @@ import zlib
 
 from hayata.messages import NodeManifest, TaskFailed, TaskInterrupted
 
+REDUCTIONS = 2
+"""How often a reduction that is cut off is begun. It is pure, so it may be; whatever kills it twice will again."""
+
+
+def reduced_again(attempt: int) -> bool:
+    """Whether a reduction whose ``attempt`` was cut off is done once more."""
+    return attempt < REDUCTIONS
+
 
 def retry_delay(node: NodeManifest, attempt: int, report: TaskFailed | TaskInterrupted) -> float | None:
     """Seconds until the next attempt; None when there is none.

@@ -24,6 +24,7 @@ class Claim(NamedTuple):
     invocation: bytes
     step: int
     attempt: int
+    edge: int = -1
 
 
 class Slots:

@@ -10,12 +10,14 @@ from hayata_supervisor.core.slots import Claim
 
 
 class Due(NamedTuple):
-    """One entry. ``claim``: the retry that is due; None: the invocation's timeout."""
+    """One entry. ``what``: the retry that is due; the step whose edges have had their time; None: the invocation's
+    timeout.
+    """
 
     mono_s: float
     order: int
     invocation: bytes
-    claim: Claim | None
+    what: Claim | int | None
 
 
 class Timers:
@@ -25,9 +27,9 @@ class Timers:
         self._heap: list[Due] = []
         self._order = itertools.count()
 
-    def arm(self, mono_s: float, invocation: bytes, claim: Claim | None = None) -> None:
+    def arm(self, mono_s: float, invocation: bytes, what: Claim | int | None = None) -> None:
         """Have something due at ``mono_s``."""
-        heapq.heappush(self._heap, Due(mono_s, next(self._order), invocation, claim))
+        heapq.heappush(self._heap, Due(mono_s, next(self._order), invocation, what))
 
     def next_due(self) -> float | None:
         """When the next is due; None: never."""

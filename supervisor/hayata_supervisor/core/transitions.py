@@ -2,7 +2,8 @@
 
 `core.coordinator` says which events there are; here is what they set in motion: an invocation starts, its policy is
 asked, what it decides is scheduled and marked, an execution ends well or not, a transition fails, an invocation ends
-or rests. How it goes on after something went wrong is in `core.recovering`. Every method adds to the list of effects
+or rests. Executions with edges are in `core.reducing`; how it goes on after something went wrong is in
+`core.recovering`. Every method adds to the list of effects
 and leaves all of it consistent.
 """
 
@@ -41,12 +42,13 @@ from hayata_supervisor.core.effects import (
     Token,
 )
 from hayata_supervisor.core.executions import Executions
-from hayata_supervisor.core.invocation import Invocation, Task, cancellations, info
+from hayata_supervisor.core.invocation import Invocation, Task, cancellations, decided_tasks, info
 from hayata_supervisor.core.merge import MergeRefused, merge, relevant
 from hayata_supervisor.core.slots import Claim, Slots
 from hayata_supervisor.core.timers import Timers
 
 _encode = msgspec.msgpack.Encoder().encode
+_NONE: list[Effect] = []
 
 
 class Now(NamedTuple):
@@ -167,41 +169,44 @@ class Transitions:
         if error is not None:
             self._end(invocation, [f.Aborted(error)], now)
             return
-        step = invocation.step
-        decided = f.Decided(step, decision.nodes, decision.parallel, decision.input)
-        tasks = [Task(step + offset, node) for offset, node in enumerate(decision.nodes)]
+        since = now.lasting - invocation.paused_s if decision.edges else 0.0
+        decided = f.Decided(invocation.step, decision.nodes, decision.parallel, decision.input, decision.edges, since)
+        tasks = [task for task in decided_tasks(decided) if task.status == "scheduled"]
         self._schedule(invocation, tasks, [decided], now)
 
     # ---- executing -------------------------------------------------------------------------------------------------
 
-    def _schedule(self, invocation: Invocation, tasks: list[Task], facts: list[f.Fact], now: Now) -> None:
-        """Mark the tasks that may be, in one record with ``facts``; the others wait."""
+    def _schedule(
+        self, invocation: Invocation, tasks: list[Task], facts: list[f.Fact], now: Now, *, kills: list[Effect] = _NONE
+    ) -> None:
+        """Mark the tasks that may be, in one record with ``facts``; the others wait. ``kills`` follow the record."""
         marked = []
         for task in tasks:
             slots = self.executions.slots.get(task.node)
             if slots is not None and not self.draining and slots.mark():
-                marked.append(task.step)
+                marked.append(task)
                 facts.append(self._mark(task))
             elif slots is not None:
-                slots.waiting.append(Claim(invocation.id, task.step, task.attempt))
+                slots.waiting.append(Claim(invocation.id, task.step, task.attempt, task.edge))
         if facts:
             persist = self._persist(invocation, facts, now)
-            persist.after.extend(self._marked(invocation, step) for step in marked)
+            persist.after.extend(kills)
+            persist.after.extend(self._marked(invocation, task) for task in marked)
         for task in tasks:
             self._refuse_without_node(invocation, task, now)
 
     def _refuse_without_node(self, invocation: Invocation, task: Task, now: Now) -> None:
         slots = self.executions.slots.get(task.node)
         error = slots.unavailable if slots is not None else reasons.unknown_node(self.manifest, task.node)
-        current = None if error is None or invocation.terminal else invocation.task(task.step)
+        current = None if error is None or invocation.terminal else invocation.task(task.step, task.edge)
         if error is not None and current is not None and current.status == "scheduled":
             self._final_failure(invocation, current, error, now)
 
     def _mark(self, task: Task) -> f.Marked:
-        return f.Marked(task.step, task.attempt, task.node, self.executions.new_cell())
+        return f.Marked(task.step, task.attempt, task.node, self.executions.new_cell(), task.edge)
 
-    def _marked(self, invocation: Invocation, step: int) -> Ready:
-        task = invocation.task(step)
+    def _marked(self, invocation: Invocation, marked: Task) -> Ready:
+        task = invocation.task(marked.step, marked.edge)
         assert task is not None
         return Ready(self.manifest.id, self.executions.add(invocation, task))
 
@@ -215,7 +220,7 @@ class Transitions:
             if invocation is None or task is None or not self._goes_on(invocation):
                 slots.unmark()
                 continue
-            self._persist(invocation, [self._mark(task)], now).after.append(self._marked(invocation, task.step))
+            self._persist(invocation, [self._mark(task)], now).after.append(self._marked(invocation, task))
 
     def _grant_again(self, invocation: Invocation, now: Now) -> None:
         """Its tasks may have been dropped from the marked ones: there is room for those who wait."""
@@ -226,7 +231,7 @@ class Transitions:
     def _claimed(self, claim: Claim) -> tuple[Invocation | None, Task | None]:
         """The invocation, and its task if that is still what was claimed for."""
         invocation = self.invocations.get(claim.invocation)
-        task = invocation.task(claim.step) if invocation else None
+        task = invocation.task(claim.step, claim.edge) if invocation else None
         if task is None or task.attempt != claim.attempt or task.status != "scheduled":
             return invocation, None
         return invocation, task
@@ -247,7 +252,7 @@ class Transitions:
             except MergeRefused as refused:
                 return ErrorInfo("invalid_state", str(refused), details=msgspec.Raw(_encode({"path": refused.path})))
         fact = f.Completed(task.step, task.attempt, task.node, update, operations)
-        last = all(each.status == "completed" for each in invocation.tasks if each is not task)
+        last = all(each.status == "completed" for each in invocation.tasks if each is not task and each.edge < 0)
         self._persist(invocation, [fact], now, hold=last)
         if last:
             self._ask_policy(invocation, now)
@@ -259,8 +264,8 @@ class Transitions:
         self._transition_failed(invocation, [fact], error, now)
 
     def _transition_failed(self, invocation: Invocation, facts: list[f.Fact], error: ErrorInfo, now: Now) -> None:
-        failed = {fact.step for fact in facts if isinstance(fact, f.Failed)}
-        facts += [fact for fact in cancellations(invocation) if fact.step not in failed]
+        failed = {(fact.step, fact.edge) for fact in facts if isinstance(fact, f.Failed)}
+        facts += [fact for fact in cancellations(invocation) if (fact.step, fact.edge) not in failed]
         if self.manifest.on_failure != "policy":
             self._end(invocation, [*facts, f.Aborted(error)], now)
             return

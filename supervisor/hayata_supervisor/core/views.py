@@ -18,7 +18,8 @@ from hayata.messages import (
     Value,
 )
 from hayata_supervisor.core import facts as f
-from hayata_supervisor.core.invocation import Invocation, events_of, how, info, replay
+from hayata_supervisor.core.events import events_of, how
+from hayata_supervisor.core.invocation import Invocation, decided_tasks, info, replay
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_snapshot = msgspec.msgpack.Decoder(Invocation).decode
@@ -38,15 +39,25 @@ def summary(invocation: Invocation) -> InvocationInfo:
 
 
 def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
-    """All tasks of a journal, by step and attempt."""
-    found: dict[tuple[int, int], TaskInfo] = {}
+    """All tasks of a journal, by step and attempt; of a step with edges first those of its edges, then its own."""
+    found: dict[tuple[int, int, int], TaskInfo] = {}
+    pending: dict[int, set[int]] = {}
 
-    def new(step: int, attempt: int, node: str, at: float) -> None:
-        name = execution_id(invocation, step, attempt)
-        found[step, attempt] = TaskInfo(name, node, step, attempt, "scheduled", scheduled_at=at)
+    def new(step: int, attempt: int, node: str, at: float, edge: int, status: str = "scheduled") -> None:
+        name = execution_id(invocation, step, attempt, edge)
+        found[step, edge, attempt] = TaskInfo(name, node, step, attempt, status, scheduled_at=at, edge=edge)
 
     def change(fact: f.TaskFact, **values: object) -> None:
-        found[fact.step, fact.attempt] = msgspec.structs.replace(found[fact.step, fact.attempt], **values)
+        key = fact.step, fact.edge, fact.attempt
+        found[key] = msgspec.structs.replace(found[key], **values)
+
+    def over(fact: f.TaskFact) -> None:
+        """With its last edge, an execution is no longer collecting."""
+        left = pending.get(fact.step)
+        if left and fact.edge >= 0:
+            left.discard(fact.edge)
+            if not left and found[fact.step, -1, 1].status == "collecting":
+                found[fact.step, -1, 1] = msgspec.structs.replace(found[fact.step, -1, 1], status="scheduled")
 
     for encoded in records:
         record = f.decode_record(encoded)
@@ -54,24 +65,30 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
         for fact in record.facts:
             match fact:
                 case f.Decided():
-                    for offset, node in enumerate(fact.nodes):
-                        new(fact.step + offset, 1, node, at)
+                    for task in decided_tasks(fact):
+                        new(task.step, 1, task.node, at, task.edge, task.status)
+                        if task.edge >= 0:
+                            pending.setdefault(task.step, set()).add(task.edge)
                 case f.Marked():
                     change(fact, status="running", started_at=at)
                 case f.Unmarked():
                     change(fact, status="scheduled", started_at=None)
                 case f.Completed():
                     change(fact, status="completed", ended_at=at, update=fact.update)
+                    over(fact)
                 case f.SubstepDone():
-                    stored = found[fact.step, fact.attempt].substeps
+                    stored = found[fact.step, fact.edge, fact.attempt].substeps
                     key = fact.substep.key
                     change(fact, substeps=[*stored, key if isinstance(key, str) else fact.substep.name])
                 case f.Failed():
                     change(fact, status="failed", ended_at=at, error=fact.error)
-                    if fact.retry_at is not None:
-                        new(fact.step, fact.attempt + 1, fact.node, at)
+                    if fact.retry_at is None:
+                        over(fact)
+                    else:
+                        new(fact.step, fact.attempt + 1, fact.node, at, fact.edge)
                 case f.Cancelled():
                     change(fact, status="cancelled", ended_at=at)
+                    over(fact)
                 case f.Uncertain():
                     change(fact, status="uncertain", error=fact.error)
                 case f.Reconciled():
@@ -83,10 +100,12 @@ def tasks(invocation: bytes, records: Iterable[bytes]) -> list[TaskInfo]:
                     else:
                         change(fact, status="failed", ended_at=at, error=fact.error, reconciled=settled)
                         if fact.error is None:
-                            new(fact.step, fact.attempt + 1, fact.node, at)
+                            new(fact.step, fact.attempt + 1, fact.node, at, fact.edge)
+                    if fact.update is not None or fact.error is not None:
+                        over(fact)
                 case _:
                     pass
-    return [found[key] for key in sorted(found)]
+    return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] < 0, *key[1:]))]
 
 
 def journal_page(invocation: bytes, records: Iterable[tuple[int, bytes]], first: int, page_bytes: int) -> JournalPage:

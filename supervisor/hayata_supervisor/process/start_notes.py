@@ -102,8 +102,8 @@ class NoteWriter:
 def _note(execution_id: str) -> bytes:
     execution = parse_execution_id(execution_id)
     assert execution is not None
-    step, attempt = execution.step, execution.attempt
-    return execution.invocation + step.to_bytes(8, "big") + attempt.to_bytes(8, "big")
+    edge, step, attempt = execution.edge + 1, execution.step, execution.attempt
+    return execution.invocation + edge.to_bytes(4, "big") + step.to_bytes(4, "big") + attempt.to_bytes(8, "big")
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

@@ -93,7 +93,7 @@ class Deciding:
             return
         task = None
         if live is not None and live[1].id == execution.invocation:
-            task = live[0].coordinator.uncertain_task(live[1].id, execution.step, execution.attempt)
+            task = live[0].coordinator.uncertain_task(*execution)
         if live is None or task is None:
             self._desk.with_invocation(
                 request.invocation_id, sink, lambda header: self._not_uncertain(header, request, sink)
@@ -106,6 +106,7 @@ class Deciding:
                 task.node,
                 request.result,
                 live[1].parallel,
+                execution.edge >= 0,
                 lambda checked: self._checked(request, execution, checked, sink),
             )
 
@@ -122,19 +123,28 @@ class Deciding:
         live = self._engine.locate(request.invocation_id)
         task = None
         if live is not None:
-            task = live[0].coordinator.uncertain_task(live[1].id, execution.step, execution.attempt)
+            task = live[0].coordinator.uncertain_task(*execution)
         if live is None or task is None:
             self._desk.with_invocation(
                 request.invocation_id, sink, lambda header: self._not_uncertain(header, request, sink)
             )
             return
         agent, invocation = live
-        merge = {} if update is None or invocation.parallel else relevant(update, agent.coordinator.manifest.merge)
+        alone = not invocation.parallel and execution.edge < 0
+        merge = relevant(update, agent.coordinator.manifest.merge) if update is not None and alone else {}
         error = None
         if request.error is not None:
             error = failure("reconciled", request.error, by=request.by)
         fact = f.Reconciled(
-            execution.step, execution.attempt, task.node, request.by, request.request_id, update, merge, error
+            execution.step,
+            execution.attempt,
+            task.node,
+            request.by,
+            request.request_id,
+            update,
+            merge,
+            error,
+            execution.edge,
         )
         try:
             effects = agent.coordinator.reconcile(invocation.id, fact, self._engine.now())

@@ -22,6 +22,7 @@ _decode = decoder(EdgeStarted).decode
 
 
 class _Edge(NamedTuple):
+    role: str
     pid: int
     started_at: float
     stopped: bool = False
@@ -78,7 +79,7 @@ class EdgeBook:
                 os.close(fd)
             self._incarnation.refuse("a packet that can't be read")
             return
-        self._edges[edge.edge] = _Edge(edge.pid, clock.wall())
+        self._edges[edge.edge] = _Edge(edge.role, edge.pid, clock.wall())
         if not packet.fds:
             return  # we had no descriptor for it: when the node dies, the kernel and the sweep have to do
         (pidfd,) = packet.fds
@@ -160,7 +161,7 @@ class EdgeBook:
         youngest = next(reversed(self._edges), None)
         return [
             ProcessInfo(
-                "edge",
+                edge.role,
                 name,
                 edge.pid,
                 "stopped" if edge.stopped else "serving",

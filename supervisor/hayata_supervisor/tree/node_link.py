@@ -26,6 +26,7 @@ from hayata.messages import (
     PartialAck,
     Pong,
     ProcessInfo,
+    ReduceTask,
     RestartType,
     RunTask,
     SubstepDone,
@@ -33,6 +34,7 @@ from hayata.messages import (
     TaskEnd,
     TaskFailed,
     TaskInterrupted,
+    TaskOrder,
     TaskProbed,
     decoder,
     encode,
@@ -70,7 +72,7 @@ class _Sent:
 
     __slots__ = ("killed", "overdue", "task")
 
-    def __init__(self, task: RunTask, overdue: float | None) -> None:
+    def __init__(self, task: TaskOrder, overdue: float | None) -> None:
         self.task = task
         self.overdue = overdue
         self.killed = False
@@ -88,7 +90,7 @@ class NodeLink(WorkerLink):
         super().__init__(ground, forks, superior, manifest.id, node.name, _DECODER)
         self.manifest = node
         self._name = node.name
-        self._waiting: dict[str, RunTask] = {}
+        self._waiting: dict[str, TaskOrder] = {}
         self._sent: dict[str, _Sent] = {}
         self._overdue_timer: Timer | None = None
         self._asked = False
@@ -98,7 +100,7 @@ class NodeLink(WorkerLink):
 
     # What the engine asks for
 
-    def dispatch(self, task: RunTask) -> None:
+    def dispatch(self, task: TaskOrder) -> None:
         """Run a task; the listener hears how it ended, exactly once."""
         if self._unavailable is not None:
             self._report_soon(_not_started(task.execution_id, self._unavailable))
@@ -292,9 +294,11 @@ class NodeLink(WorkerLink):
         """Settle what the dead worker had: what it provably never saw is handed out again, the rest was cut
         off.
         """
-        unseen = {task.execution_id: task for task in incarnation.stream.unsent() if isinstance(task, RunTask)}
+        unseen: dict[str, TaskOrder] = {
+            task.execution_id: task for task in incarnation.stream.unsent() if isinstance(task, RunTask | ReduceTask)
+        }
         sent, self._sent = self._sent, {}
-        again: dict[str, RunTask] = {}
+        again: dict[str, TaskOrder] = {}
         reports: list[TaskReport] = []
         for execution_id, state in sent.items():
             if execution_id not in unseen:

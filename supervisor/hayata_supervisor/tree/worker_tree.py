@@ -18,7 +18,7 @@ from hayata.messages import (
     Launch,
     PartialAck,
     ProcessInfo,
-    RunTask,
+    TaskOrder,
     encode,
 )
 from hayata_supervisor.process.reactor import Callback, Reactor
@@ -208,7 +208,7 @@ class WorkerTree:
         else:
             agent.worker.ask(request)
 
-    def dispatch(self, agent_id: str, node: str, task: RunTask) -> None:
+    def dispatch(self, agent_id: str, node: str, task: TaskOrder) -> None:
         """Run a task, now or when the node's worker is up; the listener hears its end, exactly once. Of a
         stopped agent nothing is heard.
         """
