@@ -31,7 +31,7 @@ NOT_REACHED = {
     "store.after_grow": "the same",
     "store.before_lengthen": "LMDB left pages unwritten: tests/conformance/test_store.py",
     "store.after_lengthen": "the same",
-    "store.before_remove": "nothing is old enough: tests/crash/test_store_retention.py",
+    "store.before_remove": "nothing is old enough: tests/crash/test_store_prune.py",
     "store.after_remove": "the same",
     "maintenance.before_rename": "no backup is made: tests/crash/test_store_backup.py",
     "maintenance.after_rename": "the same",

@@ -30,8 +30,16 @@ class FileLock:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its path leads to another file by now, or to none: then anybody may take a lock there."""
-        return _identity(self.path) != self.identity
+        """Whether its path leads to another file by now, or to none: then anybody may take a lock there.
+
+        A path that can't be looked at, for want of permission or by a broken disk, says nothing.
+        """
+        try:
+            return _identity(self.path) != self.identity
+        except NotADirectoryError:
+            return True
+        except OSError:
+            return False
 
     def release(self, *, unlink: bool = False) -> None:
         """Give it back; with ``unlink`` the file goes first, which `take` knows how to bear."""
