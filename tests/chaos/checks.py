@@ -150,7 +150,7 @@ def _check_attempts_of_step(story: Story, told: Told, what: str, attempts: list[
 
 def check_overlaps(story: Story) -> Iterator[Violation]:
     """Invariant 3: never two live attempts of one task. A killed body is over when its process was."""
-    kills = {line["pid"]: line["mono"] for line in story.faults if line["what"] == "kill"}
+    kills = {line["pid"]: line["alive"] for line in story.faults if line["what"] == "kill"}
     steps: dict[tuple[bytes, int], list[tuple[float, float, str]]] = defaultdict(list)
     for execution, lines in story.bodies_of.items():
         for line in lines:

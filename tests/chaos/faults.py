@@ -102,7 +102,8 @@ class Faults:
                 self.counts["skipped", fault.role] += 1
             return
         victim = victims[min(int(fault.pick * len(victims)), len(victims) - 1)]
-        self._ledger.note(fault.kind, role=fault.role, pid=victim.pid, name=victim.name)
+        # It lived when it was looked up. By now it may have died of something else, and another attempt have begun.
+        self._ledger.note(fault.kind, role=fault.role, pid=victim.pid, name=victim.name, alive=now)
         self.counts[fault.kind, fault.role] += 1
         with suppress(ProcessLookupError):
             getattr(self, f"_{fault.kind}")(fault, victim)

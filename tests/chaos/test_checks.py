@@ -103,7 +103,7 @@ def story() -> Story:
     line, fan = line_told(), fan_told()
     bodies = [written for of in (line, fan) for each in of.tasks for written in body(clock, each, of.record.id)]
     cut_off = next(each for each in bodies if each["execution"] == f"{LINE}.1.1" and each["what"] == "end")
-    faults = [{"what": "kill", "role": "edge", "pid": 50, "mono": cut_off["mono"]}]
+    faults = [{"what": "kill", "role": "edge", "pid": 50, "mono": cut_off["mono"], "alive": cut_off["mono"]}]
     bodies.remove(cut_off)
     lines = [*heard(clock, line), *heard(clock, fan)]
     return Story(bodies, lines, faults, {"line": line, "fan": fan}, {("line", "work"): 2})
@@ -167,7 +167,7 @@ def attempt_is_missing(story: Story) -> None:
 
 
 def attempts_overlap(story: Story) -> None:
-    story.faults[0]["mono"] = 9000.0
+    story.faults[0]["alive"] = 9000.0
 
 
 def attempts_met(story: Story) -> None:
