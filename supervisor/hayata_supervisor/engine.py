@@ -183,7 +183,8 @@ class Engine:
         for manifest in manifests:
             agent = self.agents.get(manifest.id)
             if agent is not None:
-                agent.status, agent.error = "serving", None
+                if agent.status != "failed":  # its workers do not stay up, and a new forkserver does not change that
+                    agent.status, agent.error = "serving", None
                 self.perform(manifest.id, agent.coordinator.take_manifest(manifest, self.now()))
                 continue
             self.agents[manifest.id] = agent = Agent(reference, Coordinator(manifest, self._cells, self._notes.began))
