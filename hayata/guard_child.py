@@ -7,6 +7,7 @@ whatever user code does to signals. It is reaped here.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -124,14 +125,15 @@ class GuardChild:
     def stop(self, drain_s: float) -> None:
         """Stop the runtime and reap the guard; when it has ended, or is another process's, do nothing.
 
-        Returns at the latest `STOP_GRACE_S` after the drain. A `KeyboardInterrupt` ends the drain.
+        Returns at the latest `STOP_GRACE_S` after the drain and the time that the nodes' ``shutdown`` takes. A
+        `KeyboardInterrupt` ends both.
         """
         with self._lock:
             if self._end is not None:
                 return
             self._tell(m.StopRuntime(drain_s))
             try:
-                ended = self._collect(drain_s + STOP_GRACE_S)
+                ended = self._await_end(time.monotonic() + drain_s + STOP_GRACE_S)
             except BaseException:
                 self._tell(m.StopRuntime(0.0))
                 if not self._collect(STOP_GRACE_S):
@@ -139,6 +141,19 @@ class GuardChild:
                 raise
             if not ended:
                 self._kill()
+
+    def _await_end(self, due: float) -> bool:
+        """Wait until the guard has ended and reap it; not beyond ``due``, which it may put off for its workers."""
+        watched = [self._pidfd, self._control.fileno()]
+        while True:
+            ready = self._wait(due - time.monotonic(), *watched)
+            if self._pidfd in ready or not ready:
+                return self._collect(0.0)
+            message = self._hear()
+            if message is None:
+                watched.pop()
+            elif isinstance(message, m.Stopping):
+                due = max(due, time.monotonic() + message.grace_s + STOP_GRACE_S)
 
     def _kill(self) -> None:
         """The guard hangs. Its supervisor sees it die, kills everything and ends."""
@@ -185,7 +200,7 @@ class GuardChild:
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
-        return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
+        return [fd for fd, _ in poll.poll(None if timeout_s == math.inf else max(0.0, timeout_s) * 1000)]
 
     def disown(self) -> None:
         """In a forked child: what we hold names another process's child."""

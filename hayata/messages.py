@@ -554,7 +554,7 @@ class Stopping(_Wire, frozen=True, tag="stopping"):
 
 FromSupervisor: TypeAlias = Beat | Serving | Fatal | StopRuntime | Stopping
 ToSupervisor: TypeAlias = StopRuntime
-FromGuard: TypeAlias = Serving | Fatal
+FromGuard: TypeAlias = Serving | Fatal | Stopping
 ToGuard: TypeAlias = StopRuntime
 
 

@@ -92,6 +92,7 @@ class Guard:
         self._fatal: Fatal | None = None
         self._stop_signals = 0
         self._stop_due_s: float | None = None  # set: we are stopping, and kill what has not ended by then
+        self._workers_due_s = 0.0  # or by then, as the supervisor says
         self._hurried = False
         self._kill_timer: Timer | None = None
         self._exit_code = 0
@@ -281,7 +282,8 @@ class Guard:
         if self._stop_due_s is not None and (self._stop_due_s <= due_s or self._hurried):
             return
         first, self._hurried = self._stop_due_s is None, drain_s == 0
-        self._kill_at(due_s)
+        self._stop_due_s = due_s
+        self._kill_when_due()
         self._stderr.log("info", "stopping", why=why, drain_s=drain_s)
         if first:
             self._manager.tell("STOPPING=1")
@@ -294,12 +296,15 @@ class Guard:
     def _wait_for_workers(self, grace_s: float) -> None:
         """The supervisor says how long its workers may take by their own specs. Whoever is in a hurry does not care."""
         if self._stop_due_s is not None and not self._hurried:
-            self._kill_at(max(self._stop_due_s, clock.monotonic() + grace_s + self._limits.stop_grace))
+            self._workers_due_s = clock.monotonic() + grace_s + self._limits.stop_grace
+            self._embedder.tell(Stopping(grace_s))
+            self._kill_when_due()
 
-    def _kill_at(self, due_s: float) -> None:
+    def _kill_when_due(self) -> None:
         if self._kill_timer:
             self._kill_timer.cancel()
-        self._stop_due_s = due_s
+        assert self._stop_due_s is not None
+        due_s = self._stop_due_s if self._hurried else max(self._stop_due_s, self._workers_due_s)
         self._kill_timer = None if due_s == math.inf else self._reactor.call_at(due_s, self._stop_by_force)
 
     def _stop_by_force(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hayata import messages
 from hayata.memfd import sealed_memfd
-from hayata.messages import Serving, StopRuntime
+from hayata.messages import Serving, Stopping, StopRuntime
 from tests.support.guard_rig import control_pair, decode_from_guard, stderr_of, wait_gone
 
 QUICK = {"stop_grace": 0.3, "check": 0.05}
@@ -146,6 +146,18 @@ def test_second_signal_does_not_wait_for_them(rig, grace_s):
     assert "killed=did not stop" in stderr_of(guard)
 
 
+def test_longer_drain_that_is_asked_for_later_takes_no_grace_away(rig):
+    """`hayata stop` while the workers end: their time was announced before, and holds."""
+    guard = rig.start(rig.launch("serve slow 600 2.0", drain_timeout_s=100.0), limits=QUICK)
+    rig.hear("start")
+    guard.send_signal(signal.SIGTERM)
+    assert rig.hear("stop")["drain_s"] == 100.0
+    rig.command("ask_stop 0.1")
+    assert rig.hear("stop")["drain_s"] == 0.1
+    assert guard.wait(20) == 0
+    assert "killed" not in stderr_of(guard)
+
+
 def test_supervisor_that_hangs_in_its_workers_grace_is_killed(rig):
     """However long they may take: it must beat."""
     limits = {**QUICK, "silence": 0.5}
@@ -173,6 +185,18 @@ def test_embedding_process_hears_serving_once_and_can_stop(rig):
         assert rig.hear("stop")["drain_s"] == 2.0
         assert guard.wait(20) == 0
         assert ours.recv(65536) == b""
+
+
+def test_embedding_process_hears_how_long_workers_may_take(rig):
+    ours, theirs = control_pair()
+    with ours:
+        launch = rig.launch("serve slow inf 0.5", control_fd=theirs.fileno())
+        guard = rig.start(launch, fds=[theirs.fileno()])
+        theirs.close()
+        rig.hear("start")
+        ours.send(messages.encode(StopRuntime(2.0)))
+        assert decode_from_guard(ours.recv(65536)) == Stopping(float("inf"))
+        assert guard.wait(20) == 0
 
 
 def test_closed_control_socket_stops_without_drain(rig):

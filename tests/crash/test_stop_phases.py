@@ -167,9 +167,10 @@ def test_what_a_stop_cut_off_is_classified_by_the_next_start(stage: Stage):
     eventually(lambda: held.status() == "uncertain", "its verdict")
 
 
-def test_worker_gets_the_time_of_its_own_spec_beyond_the_guards_patience(stage: Stage):
-    """The lifespan's exit takes longer than drain_timeout and the guard's stop grace together; its node has 60 s."""
-    stage.start(STOP_CLOSES_S="7.0")
+@pytest.mark.parametrize("shutdown", ["60", "infinity"])
+def test_worker_gets_the_time_of_its_own_spec_beyond_the_guards_patience(stage: Stage, shutdown: str):
+    """The lifespan's exit takes longer than drain_timeout and the guard's stop grace together; its node has more."""
+    stage.start(STOP_CLOSES_S="7.0", STOP_SHUTDOWN=shutdown)
     _have_an_idle_edge(stage)
     stage.daemon.guard.send_signal(TERM)
     assert stage.daemon.guard.wait(60) == 0
@@ -177,8 +178,17 @@ def test_worker_gets_the_time_of_its_own_spec_beyond_the_guards_patience(stage: 
     nothing_left(stage)
 
 
+def test_brutal_kill_waits_for_nothing(stage: Stage):
+    stage.start(STOP_CLOSES_S="600", STOP_SHUTDOWN="brutal_kill")
+    _have_an_idle_edge(stage)
+    stage.daemon.guard.send_signal(TERM)
+    assert stage.daemon.guard.wait(DEADLINE_S) == 0
+    assert "killed" not in stage.site.log.read_text(), "by the supervisor, not by the guard"
+    nothing_left(stage)
+
+
 def test_second_signal_takes_that_time_away(stage: Stage):
-    stage.start(STOP_CLOSES_S="600")
+    stage.start(STOP_CLOSES_S="600", STOP_SHUTDOWN="infinity")
     _have_an_idle_edge(stage)
     stage.daemon.guard.send_signal(TERM)
     eventually(lambda: "stopping" in stage.site.log.read_text(), "the stop")

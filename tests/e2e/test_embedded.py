@@ -540,3 +540,25 @@ with hayata.start(agent, data_dir=os.environ["DATA_DIR"]) as runtime:
     done = run_python(mark, tmp_path, "-c", HELLO + use)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Hello, again" in done.stdout
+
+
+def test_leaving_waits_for_the_shutdown_of_a_node_beyond_all_other_patience(
+    tmp_path: Path, mark: str, data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard passes on what the supervisor has announced; else it would be killed here, in mid-shutdown."""
+    monkeypatch.setattr("hayata.guard_child.STOP_GRACE_S", 1.0)
+    closed = tmp_path / "closed"
+
+    @contextlib.contextmanager
+    def slow_to_close() -> Iterator[None]:
+        yield
+        time.sleep(7.0)  # not to wait for something: this is the time that it takes
+        closed.touch()
+
+    def work(state: Any, ctx: Any) -> dict[str, Any]:
+        return {}
+
+    agent = Agent(id="slow", nodes=[hayata.Node(work, lifespan=slow_to_close, shutdown="infinity")])
+    with hayata.start(agent, data_dir=data_dir) as runtime:
+        runtime.call("slow", timeout=DEADLINE_S)
+    assert closed.exists()

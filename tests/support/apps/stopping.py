@@ -1,7 +1,7 @@
 """An app for tests of the stop: it can be met while it is imported, while it works, and while it closes up.
 
 ``$STOP_HOME`` is a directory. With ``$STOP_IMPORT`` the import waits for ever, as soon as it has written to the
-pipe ``importing`` there; `hold` writes to ``working`` and goes on for ever.
+pipe ``importing`` there; `hold` writes to ``working`` and goes on for ever. ``$STOP_SHUTDOWN`` is the node's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from hayata import Agent, Node
 
 HOME = Path(os.environ["STOP_HOME"])
+SHUTDOWN = os.environ.get("STOP_SHUTDOWN", "60")
+SHUTDOWN = SHUTDOWN if SHUTDOWN.isalpha() or "_" in SHUTDOWN else float(SHUTDOWN)
 
 
 def say(name):
@@ -46,6 +48,6 @@ if os.environ.get("STOP_IMPORT"):
     time.sleep(600)
 
 if os.environ.get("STOP_CLOSES_S"):
-    agents = [Agent(id="slow", nodes=[Node(hold, shutdown=60.0, lifespan=slow_to_close)])]
+    agents = [Agent(id="slow", nodes=[Node(hold, shutdown=SHUTDOWN, lifespan=slow_to_close)])]
 else:
     agents = [Agent(id="stopping", nodes=[Node(hold, shutdown=0.3)])]
