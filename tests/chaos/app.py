@@ -64,7 +64,7 @@ def alone(key):
 def body(ctx):
     """The frame of every body: start and end in the ledger, and nobody else in here with the same task."""
     execution = {"execution": ctx.execution_id}
-    with alone(ctx.idempotency_key) as is_alone:
+    with alone(ctx.execution_id.rpartition(".")[0]) as is_alone:
         note(
             "start",
             pid=os.getpid(),
@@ -164,6 +164,36 @@ def join(state, ctx):
     with body(ctx) as result:
         add(ctx, result)
         result["results"] = ctx.input["results"]
+    return result
+
+
+def pieces_of(given):
+    """The edges: as many as the input says."""
+    return [{"piece": number} for number in range(given.get("pieces", 3))]
+
+
+def piece(state, ctx):
+    """One edge."""
+    with body(ctx) as result:
+        time.sleep(pause_s(ctx, 0.0, 0.1))
+        result.update(piece=ctx.input["piece"], token=uuid4().hex)
+    return result
+
+
+async def wait_piece(state, ctx):
+    """One edge, beside others in the same process."""
+    with body(ctx) as result:
+        await asyncio.sleep(pause_s(ctx, 0.0, 0.1))
+        result.update(piece=ctx.input["piece"], token=uuid4().hex)
+    return result
+
+
+def put_together(results, ctx):
+    """The reduction: keep what the edges have returned, and add."""
+    with body(ctx) as result:
+        time.sleep(0.02)
+        add(ctx, result)
+        result["results"] = results
     return result
 
 
@@ -280,6 +310,15 @@ agents = [
         [Node(flaky, name="try", concurrency=2, interrupted=RERUN, retry=Retry(max_attempts=3, backoff=0.02))],
         forgiving,
         on_failure="policy",
+    ),
+    _agent(
+        "pieces",
+        [
+            Node(piece, name="cut", concurrency=3, interrupted=RERUN, edges=pieces_of, reduce=put_together),
+            Node(wait_piece, name="saw", concurrency=8, interrupted=RERUN, edges=pieces_of, reduce=put_together),
+            Node(quick, concurrency=2),
+        ],
+        in_line("cut", "saw", "quick"),
     ),
     _agent("talk", [Node(speak, interrupted=RERUN)], in_line("speak"), conversation_memory=True),
     _agent("pour", [Node(pour, name="chunks", interrupted=RERUN)], in_line("chunks", "chunks")),

@@ -24,7 +24,7 @@ from hayata.client.records import TERMINAL, Event, Task
 from hayata.ids import parse_execution_id
 from tests.chaos.app import amount
 from tests.chaos.ledger import Line, plain
-from tests.chaos.story import Story, Told, describe
+from tests.chaos.story import Story, describe
 
 INVARIANTS = {
     1: "what was acknowledged exists",
@@ -41,6 +41,9 @@ INVARIANTS = {
 }
 
 _TERMINAL_EVENTS = frozenset({"invocation_completed", "invocation_failed", "invocation_cancelled"})
+REDUCING = frozenset({("pieces", "cut"), ("pieces", "saw")})
+"""Agent and node of those whose executions are reductions: begun twice at most."""
+
 _EXPECTED_FAILURES = frozenset(
     {
         "edge_crashed",
@@ -49,6 +52,7 @@ _EXPECTED_FAILURES = frozenset(
         "agent_start_failed",
         "node_unavailable",
         "node_exception",
+        "reducer_failed",
         "execution_timeout",
         "policy_failed",
         "reconciled",
@@ -126,16 +130,20 @@ def _check_result(story: Story, task: Task) -> Iterator[Violation]:
 
 
 def check_attempts(story: Story) -> Iterator[Violation]:
-    """Invariants 2 and 3, step by step: each attempt must be allowed by how the one before has ended."""
+    """Invariants 2 and 3, task by task: each attempt must be allowed by how the one before has ended."""
     for id, told in story.told.items():
-        steps: dict[int, list[Task]] = defaultdict(list)
+        steps: dict[tuple[int, int | None], list[Task]] = defaultdict(list)
         for task in told.tasks:
-            steps[task.step].append(task)
-        for step, attempts in steps.items():
-            yield from _check_attempts_of_step(story, told, f"step {step} of invocation {id}", attempts)
+            steps[task.step, task.edge].append(task)
+        for (step, edge), attempts in steps.items():
+            bound = story.bounds.get((told.record.agent, attempts[0].node), 1)
+            if edge is None and (told.record.agent, attempts[0].node) in REDUCING:
+                bound = 2
+            what = f"step {step} of invocation {id}" + ("" if edge is None else f", edge {edge}")
+            yield from _check_attempts_of_task(what, attempts, bound)
 
 
-def _check_attempts_of_step(story: Story, told: Told, what: str, attempts: list[Task]) -> Iterator[Violation]:
+def _check_attempts_of_task(what: str, attempts: list[Task], bound: int) -> Iterator[Violation]:
     numbers = [task.attempt for task in attempts]
     if numbers != list(range(1, len(numbers) + 1)):
         yield Violation(3, f"{what} has attempts {numbers}")
@@ -143,15 +151,14 @@ def _check_attempts_of_step(story: Story, told: Told, what: str, attempts: list[
         if before.status != "failed":
             yield Violation(2 if before.status == "completed" else 3, f"{what}: {task} came after {before}")
     by_hand = sum(1 for task in attempts if task.reconciled is not None and task.reconciled.how == "retry")
-    bound = story.bounds.get((told.record.agent, attempts[0].node), 1) + by_hand
-    if len(attempts) > bound:
-        yield Violation(3, f"{what} has {len(attempts)} attempts, {bound} are allowed, {by_hand} of them by hand")
+    if len(attempts) > bound + by_hand:
+        yield Violation(3, f"{what} has {len(attempts)} attempts, {bound} are allowed and {by_hand} by hand")
 
 
 def check_overlaps(story: Story) -> Iterator[Violation]:
     """Invariant 3: never two live attempts of one task. A killed body is over when its process was."""
     kills = {line["pid"]: line["alive"] for line in story.faults if line["what"] == "kill"}
-    steps: dict[tuple[bytes, int], list[tuple[float, float, str]]] = defaultdict(list)
+    steps: dict[tuple[bytes, int, int], list[tuple[float, float, str]]] = defaultdict(list)
     for execution, lines in story.bodies_of.items():
         for line in lines:
             if line["what"] == "overlap":
@@ -160,7 +167,7 @@ def check_overlaps(story: Story) -> Iterator[Violation]:
         start = next((line for line in lines if line["what"] == "start"), None)
         if parsed is not None and start is not None:
             interval = (start["mono"], _end_of(lines, start, kills), execution)
-            steps[parsed.invocation, parsed.step].append(interval)
+            steps[parsed.invocation, parsed.step, parsed.edge].append(interval)
     for intervals in steps.values():
         intervals.sort()
         for (_, end, first), (start_mono, _, second) in pairwise(intervals):
@@ -198,6 +205,20 @@ def check_states(story: Story) -> Iterator[Violation]:
             yield Violation(6, f"invocation {id} has the state {result}, its steps make {expected}")
         if told.record.agent == "fan":
             yield from _check_order(id, done)
+        if told.record.agent == "pieces":
+            yield from _check_pieces(id, told.tasks)
+
+
+def _check_pieces(id: str, tasks: list[Task]) -> Iterator[Violation]:
+    """`pieces` completes only with all edges, and the reduction has got their results in their order."""
+    for step in (0, 1):
+        edges = {task.edge: task for task in tasks if task.step == step and task.edge is not None}
+        results = {task.edge: task.update for task in tasks if task.step == step and task.status == "completed"}
+        kept = (results.pop(None, None) or {}).get("results")
+        if kept != [results.get(edge) for edge in sorted(edges)]:
+            yield Violation(5, f"the reduction of step {step} of invocation {id} got {kept}, of edges {results}")
+        if kept and [each["piece"] for each in kept] != list(range(len(kept))):
+            yield Violation(5, f"the edges of step {step} of invocation {id} are {kept}")
 
 
 def _check_order(id: str, done: list[Task]) -> Iterator[Violation]:

@@ -10,7 +10,7 @@ from uuid import uuid4
 from hayata.client.records import AgentRecord, Task
 from tests.chaos.app import amount
 
-_WEIGHTS = {"line": 8, "again": 6, "fan": 4, "flaky": 3, "talk": 4, "pour": 3, "family": 1, "manual": 1}
+_WEIGHTS = {"line": 8, "again": 6, "fan": 4, "flaky": 3, "talk": 4, "pour": 3, "family": 1, "manual": 1, "pieces": 3}
 _SESSIONS = 24
 _BRANCHES = frozenset({"left", "right", "wait"})
 
@@ -36,6 +36,8 @@ def make_job(dice: random.Random) -> Job:
     options: dict[str, Any] = {}
     if agent == "flaky":
         input["fails"] = dice.choices([0, 1, 2, 3], [4, 4, 2, 1])[0]
+    elif agent == "pieces":
+        input["pieces"] = dice.randrange(6)
     elif agent == "pour":
         input["chunks"] = dice.randrange(1, 30)
         options["stream"] = True
@@ -58,6 +60,8 @@ def settlement(dice: random.Random, task: Task, base: int | None) -> dict[str, A
     """
     how = dice.choice(["result", "retry", "retry", "error"])
     if how == "result" and base is not None:
+        if task.edge is not None:
+            return {"result": {"piece": task.edge, "token": uuid4().hex}}
         if task.node in _BRANCHES:
             return {"result": {"branch": task.node, "token": uuid4().hex}}
         return {"result": {"sum": amount(base, task.step), "log": uuid4().hex}}

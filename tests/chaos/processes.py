@@ -11,6 +11,8 @@ from hayata_supervisor.process.sweep import COOKIE, cookie_prefix
 
 SUPERVISOR = "hayata-super"
 FORKSERVER = "h:forkserver"
+EDGES = ("*", "+")
+"""Ends of the names of what a node has forked: edges and reducers. A plan takes both for edges."""
 
 
 class Process(NamedTuple):
@@ -135,7 +137,7 @@ class Snapshot:
                 yield from self._below(role, worker, {f"h:{name}"[:15] for name in agents})
 
     def _below(self, role: str, worker: Process, agents: Collection[str]) -> Iterator[Process]:
-        if not worker.is_worker or worker.name.endswith("*"):
+        if not worker.is_worker or worker.name.endswith(EDGES):
             return
         if worker.name == FORKSERVER:
             # A fork has this name, too, until it has its own; the forkserver leads a session.
@@ -177,12 +179,12 @@ class Snapshot:
 
 def _may_be_child_of_supervisor(process: Process) -> bool:
     # A forkserver is called after its interpreter at first.
-    return process.name.startswith("python") or (process.is_worker and not process.name.endswith("*"))
+    return process.name.startswith("python") or (process.is_worker and not process.name.endswith(EDGES))
 
 
 def _is_node(process: Process, members: dict[int, Process]) -> bool:
     parent = members.get(process.parent)
-    is_named = process.is_worker and process.name != FORKSERVER and not process.name.endswith("*")
+    is_named = process.is_worker and process.name != FORKSERVER and not process.name.endswith(EDGES)
     return is_named and parent is not None and parent.name == SUPERVISOR
 
 

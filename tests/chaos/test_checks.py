@@ -12,8 +12,8 @@ from hayata.errors import error_for
 from tests.chaos.checks import check
 from tests.chaos.story import Story, Told, describe
 
-LINE, FAN = "0" * 31 + "1", "0" * 31 + "2"
-"""Internal ids; the names are ``line`` and ``fan``."""
+LINE, FAN, PIECES = "0" * 31 + "1", "0" * 31 + "2", "0" * 31 + "3"
+"""Internal ids; the names are ``line``, ``fan`` and ``pieces``."""
 
 SUM = {0: 100, 1: 107, 2: 114, 3: 121, 5: 135}
 """What a step adds when the base is 100."""
@@ -86,6 +86,26 @@ def fan_told() -> Told:
     return told("fan", "fan", tasks, result)
 
 
+def edge(step: int, number: int, node: str) -> Task:
+    update = {"piece": number, "token": f"e{step}{number}"}
+    whole = task(PIECES, step, update, node=node)
+    return dataclasses.replace(whole, id=f"{PIECES}.{step}-{number}.1", edge=number)
+
+
+def pieces_told() -> Told:
+    """Two executions with edges, and a plain one; the first reduction was cut off."""
+    tasks: list[Task] = []
+    for step, node, count in ((0, "cut", 2), (1, "saw", 1)):
+        edges = [edge(step, number, node) for number in range(count)]
+        update = {"sum": SUM[step], "log": f"token {step}", "results": [each.update for each in edges]}
+        attempts = [task(PIECES, step, update, node=node, attempt=number) for number in (1, 2)[: 2 - step]]
+        attempts[:-1] = [dataclasses.replace(each, status="failed", update=None) for each in attempts[:-1]]
+        tasks += [*edges, *attempts]
+    tasks.append(task(PIECES, 2, {"sum": SUM[2], "log": "token 2"}))
+    result = {"sum": 321, "log": ["token 0", "token 1", "token 2"]}
+    return told("pieces", "pieces", tasks, result)
+
+
 def heard(clock: Clock, of: Told) -> list[dict]:
     """What a client was told of it: all events in one reading, and the end."""
     id = of.record.id
@@ -98,15 +118,18 @@ def heard(clock: Clock, of: Told) -> list[dict]:
 
 
 def story() -> Story:
-    """Two invocations, as promised. The first body of step 1 of ``line`` was killed."""
+    """Three invocations, as promised. The first body of step 1 of ``line`` was killed, and a reducer of ``pieces``."""
     clock = Clock()
-    line, fan = line_told(), fan_told()
-    bodies = [written for of in (line, fan) for each in of.tasks for written in body(clock, each, of.record.id)]
-    cut_off = next(each for each in bodies if each["execution"] == f"{LINE}.1.1" and each["what"] == "end")
-    faults = [{"what": "kill", "role": "edge", "pid": 50, "mono": cut_off["mono"], "alive": cut_off["mono"]}]
-    bodies.remove(cut_off)
-    lines = [*heard(clock, line), *heard(clock, fan)]
-    return Story(bodies, lines, faults, {"line": line, "fan": fan}, {("line", "work"): 2})
+    line, fan, pieces = all_told = line_told(), fan_told(), pieces_told()
+    bodies = [written for of in all_told for each in of.tasks for written in body(clock, each, of.record.id)]
+    faults = []
+    for pid, execution in ((60, f"{LINE}.1.1"), (70, f"{PIECES}.0.1")):
+        begun, cut_off = (each for each in bodies if each["execution"] == execution)
+        begun["pid"] = pid
+        faults.append({"what": "kill", "role": "edge", "pid": pid, "mono": cut_off["mono"], "alive": cut_off["mono"]})
+        bodies.remove(cut_off)
+    lines = [*heard(clock, line), *heard(clock, fan), *heard(clock, pieces)]
+    return Story(bodies, lines, faults, {"line": line, "fan": fan, "pieces": pieces}, {("line", "work"): 2})
 
 
 def change(story: Story, id: str, place: int, **changes: object) -> None:
@@ -198,6 +221,27 @@ def branches_in_another_order(story: Story) -> None:
     for each, name in zip(updates, ("wait", "right"), strict=True):
         assert each is not None
         each["branch"] = name
+
+
+def reduction_got_results_in_another_order(story: Story) -> None:
+    tasks = story.told["pieces"].tasks
+    place = next(number for number, each in enumerate(tasks) if each.id == f"{PIECES}.0.2")
+    results = tasks[place].update["results"][::-1]
+    change(story, "pieces", place, update={**tasks[place].update, "results": results})
+    find(story.bodies, "end", execution=f"{PIECES}.0.2")["result"]["results"] = results
+
+
+def edge_ran_again(story: Story) -> None:
+    again = dataclasses.replace(edge(0, 1, "cut"), id=f"{PIECES}.0-1.2", attempt=2)
+    story.told["pieces"].tasks.insert(2, again)
+    story.bodies += body(Clock(), again, "pieces")
+
+
+def reduction_was_begun_three_times(story: Story) -> None:
+    tasks = story.told["pieces"].tasks
+    change(story, "pieces", 3, status="failed", update=None)
+    third = {"sum": SUM[0], "log": "token 0", "results": [each.update for each in tasks[:2]]}
+    tasks.insert(4, task(PIECES, 0, third, node="cut", attempt=3))
 
 
 def update_is_lost(story: Story) -> None:
@@ -312,6 +356,9 @@ DOCTORED: list[tuple[Callable[[Story], None], int]] = [
     (body_ran_of_a_task_that_nobody_knows, 4),
     (parallel_results_in_another_order, 5),
     (branches_in_another_order, 5),
+    (reduction_got_results_in_another_order, 5),
+    (edge_ran_again, 2),
+    (reduction_was_begun_three_times, 3),
     (update_is_lost, 6),
     (update_counts_twice, 6),
     (conversation_is_forgotten, 6),
