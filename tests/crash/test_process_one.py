@@ -111,3 +111,12 @@ def test_other_signals_do_no_harm_to_process_1_and_interrupt_stops_it(container:
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
         os.kill(container.guard, number)
     assert container.process.wait(DEADLINE_S) == 0
+
+
+def test_hayata_stop_from_outside_the_namespace_waits_for_the_end(container: Container):
+    """The guard's pid is 1 in there, and another process's out here."""
+    stop = [sys.executable, "-m", "hayata.cli", "--socket", container.daemon.socket, "stop"]
+    done = subprocess.run(stop, env=container.site.environ(), timeout=60, check=False)
+    assert done.returncode == 0
+    assert not os.path.lexists(container.daemon.socket)
+    assert container.process.wait(DEADLINE_S) == 0

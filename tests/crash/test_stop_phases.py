@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hayata.errors import HayataError
 from hayata_supervisor.process import locks
 from tests.support.crash_site import Daemon, Site
 from tests.support.eventually import DEADLINE_S, eventually
@@ -156,6 +157,27 @@ def nothing_left(stage: Stage) -> None:
     assert not os.path.lexists(sock)
     assert not os.path.lexists(sock + ".lock")
     assert [name for name in ("guard.lock", "store.lock") if locks.holder(str(data_dir / name)) is not None] == []
+
+
+def test_task_that_ends_within_the_drain_is_completed_and_no_other_begins(stage: Stage):
+    daemon = stage.site.daemon(agents="line").start(HAYATA_DRAIN_TIMEOUT="600")
+    invocation = daemon.client.run("line", {"act_gate": "act"}, invocation_id="drained")
+    stage.site.ledger.wait("start", invocation=invocation.id, node="act")
+    daemon.guard.send_signal(TERM)
+    eventually(lambda: daemon.client.tree().children[0].status == "draining", "the drain")
+    with pytest.raises(HayataError, match="stopping"):
+        daemon.client.run("line", {})
+    stage.site.open_gate("act")
+    assert daemon.guard.wait(DEADLINE_S) == 0
+    daemon.start()
+    tasks = daemon.client.invocation("drained").tasks()
+    assert [(task.node, task.status, task.attempt) for task in tasks[:2]] == [
+        ("prepare", "completed", 1),
+        ("act", "completed", 1),
+    ]
+    assert set(invocation.result(timeout=DEADLINE_S)) >= {"prepare", "act", "report"}
+    for node in ("prepare", "act", "report"):
+        assert len(stage.site.ledger.lines("start", invocation=invocation.id, node=node)) == 1
 
 
 def test_what_a_stop_cut_off_is_classified_by_the_next_start(stage: Stage):
