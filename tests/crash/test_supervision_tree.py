@@ -113,6 +113,7 @@ def test_brutally_killed_sibling_is_given_no_time():
         cut_off = rig.report("e1")
         assert (cut_off["error"]["code"], cut_off["error"]["details"]["reason"]) == ("node_crashed", "sibling_restart")
         assert cut_off["error"]["details"]["signal"] == "SIGKILL"
+        assert "the worker of node 'second'" in cut_off["error"]["message"]  # not only its edge was killed
 
 
 def test_sibling_of_infinite_shutdown_is_waited_for_and_a_further_death_begins_no_other_restart():
@@ -216,6 +217,23 @@ def test_group_over_its_intensity_fails_its_agent_alone_and_is_tried_again():
         rig.run("e3", "all", "second", value=3)
         assert rig.report("e3")["update"] == {"value": 3}
         assert [rig.worker("other", node)["restarts"] for node in (None, *NODES)] == [0, 0, 0, 0]
+
+
+def test_task_that_a_node_of_a_failed_agent_never_saw_fails_and_does_not_wait_for_its_return():
+    with Rig("fragile", node_retry_s=60.0) as rig:
+        kill(rig.up("all", "other")["all", "second"])
+        pids = rig.up("all")
+        kill(pids["all", "first"], signal.SIGSTOP)
+        rig.dispatch("e1", "all", "first", filler=8_000_000)  # fills the socket
+        rig.run("e2", "all", "first")
+        rig.descriptors()
+        rig.descriptors()  # a turn has written what could be written
+        kill(pids["all", "third"])
+        rig.hear("node_given_up", agent="all", node="first")
+        cut_off = rig.report("e1")["error"]
+        assert (cut_off["code"], cut_off["details"]["reason"]) == ("node_crashed", "agent_failed")
+        unseen = rig.report("e2")
+        assert (unseen["started"], unseen["error"]["code"]) == (False, "node_unavailable")
 
 
 def test_nodes_given_up_beyond_the_intensity_fail_their_agent():

@@ -346,9 +346,12 @@ def test_agent_that_is_tried_again_starts_all_and_is_back_when_all_are_up():
 
 @pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all", "rest_for_one"])
 def test_agent_on_trial_fails_at_the_first_failure_and_rests_longer(strategy):
-    tree = Tree(strategy, intensity=0)
-    tree.exits(N1)
-    tree.settle()
+    tree = Tree(strategy, intensity=2)
+    while tree.state.phase != "failed":
+        for id in (N1, N2, N3):
+            if tree.state.child(id).status == "up":
+                tree.exits(id)
+                tree.settle()
     rests = []
     for _ in range(5):
         tree.again(None)
@@ -359,6 +362,30 @@ def test_agent_on_trial_fails_at_the_first_failure_and_rests_longer(strategy):
         assert tree.done[0] == Escalate()
         rests += [effect.rest_s for effect in tree.done if isinstance(effect, Rest)]
     assert rests == [120.0, 240.0, 480.0, 600.0, 600.0]
+
+
+@pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all"])
+def test_agent_that_is_back_begins_to_count_anew(strategy):
+    tree = Tree(strategy, intensity=1)
+    for id in (N3, N1, N1, N2, N2):
+        if tree.state.phase == "serving":
+            tree.exits(id)
+            tree.settle()
+    tree.again(None)
+    tree.ready(*ALL)
+    tree.forget()
+    tree.exits(N3)
+    tree.settle()
+    assert tree.done[-1] == Start((N3,) if strategy == "one_for_one" else ALL, 0.0)
+
+
+def test_child_that_is_back_begins_to_count_anew():
+    tree = Tree(intensity=1)
+    tree.exits(N1)
+    tree.exits(N1)
+    tree.again(N1)
+    tree.ready(N1)
+    assert tree.exits(N1) == [Start((N1,), 0.0)]
 
 
 def test_trial_ends_well_without_a_child_that_is_not_restarted():

@@ -257,7 +257,7 @@ def child_exited(
         return _judge_trial_after(state, [Stopped(id)], now_s)
     if state.rule.strategy != "one_for_one":
         return _restart_group(state, id, now_s, jitter, hopeless=hopeless)
-    if blameless and not hopeless:
+    if blameless:
         return _put(state, (id,), status="up"), [Start((id,), 0.0)]
     if state.rests.on_trial:
         return _fail(state, now_s)
@@ -320,8 +320,9 @@ def _restart_group(state: State, id: str, now_s: float, jitter: float, *, hopele
         return _fail(state, now_s)
     ids = [child.spec.id for child in state.children]
     first = 0 if state.rule.strategy == "one_for_all" else ids.index(id)
-    # A death outside of a group that is being restarted makes it larger; never are there two groups.
-    group = state.group | frozenset(ids[first:])
+    # Whoever dies outside of a group that is being restarted is older than all of it: so that group becomes this one,
+    # and never are there two.
+    group = frozenset(ids[first:])
     delay_s = _delay_s(state.window, state.rule, jitter)
     return _next_termination(msgspec.structs.replace(state, phase="regrouping", group=group, delay_s=delay_s))
 
