@@ -20,7 +20,7 @@ from tests.chaos.watch import Watch
 
 _LOOK_S = 0.1
 _AGAIN_S = 0.02
-_PATIENCE_S = 3.0
+_PATIENCE_S = 10.0
 """How long a fault waits for a victim."""
 
 _BURIERS = frozenset({"guard", "supervisor", "node", "forkserver"})

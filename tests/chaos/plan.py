@@ -10,11 +10,27 @@ import random
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
-ROLES = ("edge", "node", "agent", "forkserver", "supervisor", "guard")
+ROLES = ("edge", "reducer", "node", "agent", "forkserver", "supervisor", "guard")
 Kind = Literal["kill", "stop", "squeeze"]
 
-_USUAL_RATE = {"edge": 2.8, "node": 1.2, "agent": 0.3, "forkserver": 0.1, "supervisor": 0.2, "guard": 0.05}
-_MOST_RATE = {"edge": 6.0, "node": 6.0, "agent": 3.0, "forkserver": 0.3, "supervisor": 0.5, "guard": 0.25}
+_USUAL_RATE = {
+    "edge": 2.8,
+    "reducer": 0.2,
+    "node": 1.2,
+    "agent": 0.3,
+    "forkserver": 0.1,
+    "supervisor": 0.2,
+    "guard": 0.05,
+}
+_MOST_RATE = {
+    "edge": 6.0,
+    "reducer": 1.0,
+    "node": 6.0,
+    "agent": 3.0,
+    "forkserver": 0.3,
+    "supervisor": 0.5,
+    "guard": 0.25,
+}
 """Faults a second. A forkserver that dies again and again is started later each time; after the death of a
 supervisor or a guard it takes half a second or a second until the next one serves."""
 

@@ -12,7 +12,7 @@ from hayata_supervisor.process.sweep import COOKIE, cookie_prefix
 SUPERVISOR = "hayata-super"
 FORKSERVER = "h:forkserver"
 EDGES = ("*", "+")
-"""Ends of the names of what a node has forked: edges and reducers. A plan takes both for edges."""
+"""Ends of the names of what a node has forked: edges and reducers, unless the name is too long to show it."""
 
 
 class Process(NamedTuple):
@@ -148,8 +148,9 @@ class Snapshot:
                 yield worker
         elif role == "node":
             yield worker
-        elif role == "edge":
-            yield from (edge for edge in self.children(worker.pid) if edge.is_worker)
+        elif role in ("edge", "reducer"):
+            below = (each for each in self.children(worker.pid) if each.is_worker)
+            yield from (each for each in below if each.name.endswith("+") is (role == "reducer"))
 
     def misplaced(self) -> Iterator[tuple[Process, str]]:
         """Those that should not be there for long, with what they are."""

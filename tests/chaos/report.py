@@ -55,7 +55,7 @@ def _checked(verdict: Verdict) -> dict[int, int]:
         2: sum(task.status == "completed" for task in tasks),
         3: begun,
         4: begun,
-        5: sum(story.ours and told.record.agent == "fan" for told in completed),
+        5: sum(story.ours and told.record.agent in ("fan", "pieces") for told in completed),
         6: len(completed) if story.ours else 0,
         7: sum(len(told.events) for told in story.told.values()) + len(story.heard_of("event")),
         8: sum(len(story.heard_of(what)) for what in ("ended", "ended_by_event", "cancel")),

@@ -65,4 +65,12 @@ def test_watch_counts_restarts_by_role():
     watch = Watch(["line"])
     seen(watch, 2)
     seen(watch, 2, Process(21, 30, 11, 12, "S", "h:slow"), Process(22, 31, 14, 22, "S", "h:quick*"))
-    assert watch.restarts == {"guard": 0, "supervisor": 0, "forkserver": 0, "agent": 0, "node": 1, "edge": 1}
+    assert watch.restarts == {
+        "guard": 0,
+        "supervisor": 0,
+        "forkserver": 0,
+        "agent": 0,
+        "node": 1,
+        "edge": 1,
+        "reducer": 0,
+    }
