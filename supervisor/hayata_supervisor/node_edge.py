@@ -25,6 +25,7 @@ from hayata_supervisor.process.burial import Burial
 from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.descriptors import close_own, disown, own
 from hayata_supervisor.process.output import StreamName, WorkerOutput
+from hayata_supervisor.process.patience import PatientTimer
 from hayata_supervisor.process.pidfd import Exit, open_child, reap, send_signal
 from hayata_supervisor.process.reactor import Reactor, Timer
 from hayata_supervisor.process.vigil import Vigil
@@ -184,8 +185,8 @@ class Edge:
         self._fd = sock.fileno()
         self.channel = Channel(setting.reactor, sock, self, cap_bytes=setting.job.cap_bytes)
         self.output = WorkerOutput(setting.reactor, out, err, self._printed)
-        self._kill_timer: Timer | None = setting.reactor.call_later(
-            setting.start_timeout_s, lambda: self.kill("start timeout")
+        self._kill_timer: Timer | PatientTimer | None = PatientTimer(
+            setting.reactor, setting.start_timeout_s, lambda: self.kill("start timeout")
         )
         setting.reactor.watch_read(self.pidfd, self._died)
         setting.vigil.watch(self.pidfd, self)

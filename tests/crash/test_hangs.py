@@ -249,6 +249,24 @@ def test_supervisor_that_was_stopped_itself_takes_nobody_for_hung_or_stopped():
         rig.nobody_was_killed()
 
 
+@pytest.mark.parametrize("stopped", ["the supervisor", "everybody"])
+def test_policy_is_not_timed_out_for_time_in_which_nobody_listened(stopped):
+    with HangRig(policy_timeout_s=2.5) as rig:
+        gate = rig.home / "gate"
+        rig.evaluate(1, agent="hang", policy="wait", gate=str(gate), result=1)
+        rig.told("policy")
+        pids = [rig.driver, *(rig.marked() if stopped == "everybody" else ())]
+        for pid in pids:
+            kill(pid, signal.SIGSTOP)
+        rig._wait_for(lambda: False, "nothing", timeout_s=4.5, quiet=True)
+        for pid in pids:
+            kill(pid, signal.SIGCONT)
+        rig.hears_nothing("answered", for_s=0.5)
+        gate.touch()
+        assert rig.answer(1)["result"] == 1
+        rig.nobody_was_killed()
+
+
 # Busy
 
 

@@ -23,6 +23,7 @@ from hayata.messages import (
     encode,
 )
 from hayata_supervisor.process import clock
+from hayata_supervisor.process.patience import LATE_S
 from hayata_supervisor.process.reactor import Timer
 from hayata_supervisor.tree.incarnation import Incarnation
 from hayata_supervisor.tree.port import AgentAnswer, failure
@@ -130,7 +131,10 @@ class AgentLink(WorkerLink):
         self._head_timer = None
         if not self._sent or self.status != "serving":
             return
-        if clock.monotonic() < self._head_due:
+        now = clock.monotonic()
+        if now - self._head_due > LATE_S:  # we were not there to hear the answer
+            self._head_due = now + self._ground.launch.policy_timeout_s
+        if now < self._head_due:
             self._head_timer = self._reactor.call_at(self._head_due, self._look_at_head)
             return
         self._overdue = self._sent[0]

@@ -33,6 +33,7 @@ from hayata.messages import (
 )
 from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock
+from hayata_supervisor.process.patience import LATE_S, PatientTimer
 from hayata_supervisor.process.reactor import Callback, Timer
 from hayata_supervisor.process.spawn import spawn_module
 from hayata_supervisor.tree.incarnation import Incarnation
@@ -117,7 +118,7 @@ class ForkserverLink:
         self._error: ErrorInfo | None = None
         self._imported_once = False
         self._killed_imports = 0
-        self._start_timer: Timer | None = None
+        self._start_timer: PatientTimer | None = None
         self._applicants: deque[WorkerLink] = deque()
         self._open: dict[int, _Open] = {}
         self._requests = 0
@@ -139,7 +140,8 @@ class ForkserverLink:
             refused = failure("agent_start_failed", f"no forkserver can be started: {error}")
             self._ended(None if self._killed_imports < MOST_KILLED_IMPORTS else refused)
             return
-        self._start_timer = self._reactor.call_later(self._ground.launch.start_timeout_s, self._start_timed_out)
+        limit_s = self._ground.launch.start_timeout_s
+        self._start_timer = PatientTimer(self._reactor, limit_s, self._start_timed_out)
 
     def _spawn(self) -> Incarnation:
         incarnation = Incarnation(self._ground, self, {"app": self.app.reference}, _DECODER)
@@ -292,8 +294,10 @@ class ForkserverLink:
         self._fork_timer = None
         if not self._open or self._incarnation is None:
             return
-        due = min(opened.asked_at for opened in self._open.values()) + FORK_TIMEOUT_S
-        if clock.monotonic() < due:
+        due, now = min(opened.asked_at for opened in self._open.values()) + FORK_TIMEOUT_S, clock.monotonic()
+        if now - due > LATE_S:  # we were not there to hear it
+            due = now + FORK_TIMEOUT_S
+        if now < due:
             self._fork_timer = self._reactor.call_at(due, self._look_at_forks)
             return
         self._error = failure("agent_start_failed", f"the forkserver of {self.app.reference} hangs")

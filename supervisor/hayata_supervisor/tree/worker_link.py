@@ -31,6 +31,7 @@ from hayata.messages import (
 )
 from hayata_supervisor import failpoints
 from hayata_supervisor.core.supervision import ExitClass
+from hayata_supervisor.process.patience import PatientTimer
 from hayata_supervisor.process.pidfd import Exit
 from hayata_supervisor.process.reactor import Callback, Reactor, Timer
 from hayata_supervisor.process.vigil import Vigil
@@ -129,7 +130,7 @@ class WorkerLink:
         self._listener = ground.listener
         self._decoder = decoder
         self.last_error: ErrorInfo | None = None
-        self._start_timer: Timer | None = None
+        self._start_timer: PatientTimer | None = None
         self._look_timer: Timer | None = None
         self._unavailable: ErrorInfo | None = None
         self._was_ready = False
@@ -194,7 +195,8 @@ class WorkerLink:
             OSError: No descriptors are left.
         """
         self.incarnation = Incarnation(self._ground, self, self._names(), self._decoder)
-        self._start_timer = self._reactor.call_later(self._ground.launch.start_timeout_s, self._start_timed_out)
+        limit_s = self._ground.launch.start_timeout_s
+        self._start_timer = PatientTimer(self._reactor, limit_s, self._start_timed_out)
         return self.incarnation
 
     def forked(self, pid: int) -> None:
