@@ -256,6 +256,21 @@ def test_forkserver_that_hangs_in_a_fork_is_replaced():
         assert len(rig.children()) == 6
 
 
+def test_app_that_cannot_be_imported_is_started_so_often_then_rests_and_comes_back():
+    """P14, supervisor 1285, gunicorn 2504: a crash at the import is no storm, and no endless log either."""
+    quick = {"restarter._MAX_BACKOFF_S": 0.02, "forkserver_link.MOST_FAILED_IMPORTS": 4}
+    with TreeRig(BROKEN_APP, broken="yes", limits=quick, node_retry_s=3.0) as rig:
+        assert rig.hear("log", text="app rests")["rest_s"] == 3.0
+        assert len(rig.heard("app_failed")) == 5
+        assert rig.process("forkserver", BROKEN_APP)["status"] == "failed"
+        assert len(rig.heard("log")) <= 2 * 5
+        assert rig.hear("log", text="app rests")["rest_s"] == 6.0
+        assert len(rig.heard("app_failed")) == 6
+        rig.broken.unlink()
+        rig.hear("app_loaded")
+        rig.serving("mended", "act")
+
+
 def test_node_that_dies_too_often_is_given_up_and_comes_back():
     with TreeRig(node_retry_s=0.5) as rig:
         pid = rig.all_serving()["fragile", "act"]

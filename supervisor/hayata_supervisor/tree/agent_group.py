@@ -31,10 +31,8 @@ from hayata_supervisor.core.supervision import (
 from hayata_supervisor.process import clock
 from hayata_supervisor.process.reactor import Timer
 from hayata_supervisor.tree import reasons
+from hayata_supervisor.tree.restarter import LONGEST_REST
 from hayata_supervisor.tree.worker_link import Ground, WorkerLink
-
-_LONGEST_REST = 10
-"""Longest rest of what was given up, in first rests."""
 
 _AGENT = ""
 """Id of the agent worker; nodes have their names."""
@@ -68,7 +66,7 @@ class AgentGroup:
             backoff_s=supervision.backoff_s,
             max_backoff_s=supervision.max_backoff_s,
             first_rest_s=self._ground.launch.node_retry_s,
-            longest_rest_s=_LONGEST_REST * self._ground.launch.node_retry_s,
+            longest_rest_s=LONGEST_REST * self._ground.launch.node_retry_s,
         )
         known = {child.spec.id for child in self._state.children}
         specs = [ChildSpec(_AGENT), *(ChildSpec(node.name, node.restart) for node in manifest.nodes)]

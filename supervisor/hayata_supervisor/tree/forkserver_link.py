@@ -51,6 +51,9 @@ MOST_KILLED_IMPORTS = 3
 """An import that somebody kills, or that the system has no process for, says nothing about the app: it is tried
 again, until that has happened so often."""
 
+MOST_FAILED_IMPORTS = 10
+"""In a row. An app that can't be imported so often is tried again after a rest only."""
+
 _RETRY_S = 0.005
 _DECODER = decoder(FromForkserver)
 
@@ -114,10 +117,11 @@ class ForkserverLink:
         self._reactor = ground.reactor
         self._apps = apps
         self._incarnation: Incarnation | None = None
-        self._restarter = Restarter(ground.reactor, ground.jitter, self.start)
+        self._restarter = Restarter(ground.reactor, ground.launch.node_retry_s, ground.jitter, self.start)
         self._error: ErrorInfo | None = None
         self._imported_once = False
         self._killed_imports = 0
+        self._failed_imports = 0
         self._start_timer: PatientTimer | None = None
         self._applicants: deque[WorkerLink] = deque()
         self._open: dict[int, _Open] = {}
@@ -211,7 +215,8 @@ class ForkserverLink:
             self._incarnation.kill()
         elif self.status == "starting":  # the listener may have stopped us meanwhile
             self._imported_once = True
-            self._killed_imports = 0
+            self._killed_imports = self._failed_imports = 0
+            self._restarter.healed()
             self.status = "serving"
             assert self._incarnation is not None
             self._incarnation.expect_answers()
@@ -353,11 +358,18 @@ class ForkserverLink:
         self.status = "restarting"
         self._restarter.count()
         if error is not None:
+            self._failed_imports += 1
             if not (self._imported_once or self.app.keep):
                 self.status = "stopped"
             self._apps.failed(self, error)
-        if self.status == "restarting":
+        if self.status != "restarting":
+            return
+        if self._failed_imports <= MOST_FAILED_IMPORTS:
             self._restarter.restart()
+        else:
+            self.status = "failed"
+            rest_s = self._restarter.rest()
+            self._ground.log.error("app rests", app=self.app.reference, rest_s=rest_s)
 
     # Stop
 
