@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -134,6 +135,28 @@ def test_of_several_sockets_the_one_named_hayata_is_ours(manager: Manager):
     ours = manager.listen(manager.path)
     manager.start([other.fileno(), ours.fileno()], names="web:hayata")
     assert manager.daemon.client.call("looker", timeout=DEADLINE_S) == {"passed": []}
+
+
+def test_another_user_whom_the_mode_lets_in_is_refused(manager: Manager):
+    """The mode is the manager's, and says who may connect; the daemon serves its own user and root."""
+    if os.geteuid() != 0:
+        pytest.skip("can't be another user")
+    with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
+        os.chmod(open_to_all, 0o755)
+        path = f"{open_to_all}/s"
+        listening = manager.listen(path)
+        os.chmod(path, 0o666)
+        manager.start([listening.fileno()])
+        os.seteuid(65534)
+        try:
+            stranger = manager.open(socket.AF_UNIX, socket.SOCK_STREAM)
+            stranger.settimeout(DEADLINE_S)
+            stranger.connect(path)
+        finally:
+            os.seteuid(0)
+        assert b"permission_denied" in stranger.recv(4096)
+        with Client(path) as client:
+            assert client.call("looker", timeout=DEADLINE_S) == {"passed": []}
 
 
 def test_socket_that_was_passed_to_another_process_is_not_taken(manager: Manager):
