@@ -442,3 +442,37 @@ def test_what_is_live_is_what_is_durable():
     shell.save()
     live = shell.coordinator.invocations[ONE]
     assert shell.restored(ONE) == live
+
+
+def test_reduction_waits_while_a_branch_beside_it_is_uncertain():
+    many = node("many", concurrency=4, reduce=ALL)
+    shell = PureShell(agent(many, node("asks", probe=3)))
+    shell.run("one")
+    shell.save()
+    shell.decide(["many", "asks"], edges={"many": [1]})
+    shell.save()
+    shell.interrupt(f"{HEX}.1.1")
+    shell.probed(f"{HEX}.1.1", not_done=False)
+    complete_edges(shell, 0)
+    assert not shell.dispatched
+    assert seen(shell) == {"0-0.1": "completed", "0.1": "scheduled", "1.1": "uncertain"}
+    settled = f.Reconciled(1, 1, "asks", "me", "r", {"x": raw(1)}, {}, None)
+    shell.do(shell.coordinator.reconcile(ONE, settled, shell.now))
+    shell.save()
+    assert set(shell.dispatched) == {reduction()}
+
+
+def test_node_given_up_with_edges_marked_ahead_fails_the_execution_once():
+    shell = started(edges=range(60), options={"concurrency": 2}, on_failure="policy")
+    while edges := [name for name in shell.dispatched if "-" in name]:
+        shell.complete(edges[0])
+        shell.save()
+    shell.complete(reduction())
+    shell.decide("many", edges={"many": list(range(8))})
+    shell.save()
+    assert list(seen(shell).values()).count("running") > 3, "more are marked than run"
+    shell.do(shell.coordinator.node_given_up("many", ErrorInfo("node_unavailable", "gone"), shell.now))
+    shell.save()
+    assert [asked.request.failure.code for asked in shell.asked] == ["node_unavailable"]
+    failed = [(fact.step, fact.edge) for fact in shell.facts(ONE) if isinstance(fact, f.Failed)]
+    assert [edge >= 0 for _, edge in failed] == [True, False]

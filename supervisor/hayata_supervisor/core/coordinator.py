@@ -41,9 +41,9 @@ from hayata_supervisor.core.definitions import encode_definition
 from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Token
 from hayata_supervisor.core.invocation import Invocation, Task, cancellations, info
 from hayata_supervisor.core.merge import merge
+from hayata_supervisor.core.now import Now
 from hayata_supervisor.core.reasons import Refusal
 from hayata_supervisor.core.recovering import Recovering
-from hayata_supervisor.core.transitions import Now
 
 __all__ = ["Coordinator", "Now", "Refusal"]
 

@@ -82,7 +82,7 @@ class Executions:
         else:
             order = _reduce_task(invocation, task, name, timeout_s)
         self._marked[name] = Execution(
-            invocation.id, task.step, task.attempt, task.node, task.cell, order, edge=task.edge
+            invocation.id, task.step, task.attempt, task.node, task.cell, order, 0.0, None, task.edge
         )
         return name
 
@@ -181,13 +181,12 @@ class Executions:
 
 
 def _run_task(invocation: Invocation, task: Task, name: str, timeout_s: float | None) -> RunTask:
-    edge = "" if task.edge < 0 else f"-{task.edge}"
     return RunTask(
         execution_id=name,
         timeout_s=timeout_s,
         invocation_id=invocation.name,
         attempt=task.attempt,
-        idempotency_key=f"{invocation.id.hex()}.{task.step}{edge}",
+        idempotency_key=name.rpartition(".")[0],  # all but the attempt
         session=None if invocation.own_session else invocation.session,
         stream=invocation.stream,
         state=invocation.state,

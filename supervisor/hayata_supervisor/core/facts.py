@@ -48,8 +48,8 @@ class Decided(_Fact, frozen=True, tag="decided"):
     nodes: list[str]
     parallel: bool
     input: Value
-    edges: dict[str, list[Value]] = {}
-    since: float = 0.0
+    edges: dict[str, list[Value]] | None = None
+    since: float | None = None
 
 
 class Marked(_Fact, frozen=True, tag="marked"):

@@ -138,15 +138,17 @@ class Invocation(msgspec.Struct, array_like=True):
 
 def decided_tasks(fact: f.Decided) -> list[Task]:
     """The tasks of a decision: of each step those of its edges, then its own."""
+    if fact.edges is None:
+        return [Task(step, node) for step, node in enumerate(fact.nodes, fact.step)]
     tasks: list[Task] = []
     for step, node in enumerate(fact.nodes, fact.step):
-        values = fact.edges.get(node) if fact.edges else None
+        values = fact.edges.get(node)
         if values is None:
             tasks.append(Task(step, node))
             continue
         tasks += [Task(step, node, edge=edge, input=value) for edge, value in enumerate(values)]
         status = "collecting" if values else "scheduled"
-        tasks.append(Task(step, node, status=status, edges=len(values), since=fact.since))
+        tasks.append(Task(step, node, status=status, edges=len(values), since=fact.since or 0.0))
     return tasks
 
 
@@ -241,17 +243,17 @@ def _complete(invocation: Invocation, task: Task, update: Update, operations: di
     if task.edges >= 0:
         for edge in invocation.edges(task.step):
             edge.update = None
-    if invocation.parallel:
-        task.update = update
-    else:
+    if not invocation.parallel:
         invocation.state = merge(invocation.state, update, operations)
+        invocation.last = task.node
+        return
+    task.update = update
     executions = [each for each in invocation.tasks if each.edge < 0]
     if all(each.status == "completed" for each in executions):
         _transition_ended(invocation)
-        if invocation.parallel:
-            invocation.parallel_results = [each.update or {} for each in executions]
-            for each in executions:
-                each.update = None
+        invocation.parallel_results = [each.update or {} for each in executions]
+        for each in executions:
+            each.update = None
 
 
 def _fail(invocation: Invocation, task: Task, error: ErrorInfo) -> None:

@@ -19,11 +19,11 @@ from hayata_supervisor.core.definitions import changes
 from hayata_supervisor.core.effects import Warn
 from hayata_supervisor.core.executions import Execution
 from hayata_supervisor.core.invocation import Invocation, Task
+from hayata_supervisor.core.now import Now
 from hayata_supervisor.core.recovery import LOST, classify
 from hayata_supervisor.core.reducing import Reducing
 from hayata_supervisor.core.retries import delay_left, retry_delay
 from hayata_supervisor.core.slots import Claim
-from hayata_supervisor.core.transitions import Now
 
 
 class Recovering(Reducing):

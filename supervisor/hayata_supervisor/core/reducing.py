@@ -10,8 +10,9 @@ from hayata.messages import DecidedNext, ErrorInfo, ReduceManifest, TaskFailed, 
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core import reasons
 from hayata_supervisor.core.invocation import Invocation, Task
+from hayata_supervisor.core.now import Now
 from hayata_supervisor.core.retries import reduced_again
-from hayata_supervisor.core.transitions import Now, Transitions
+from hayata_supervisor.core.transitions import Transitions
 
 
 class Reducing(Transitions):
@@ -26,7 +27,7 @@ class Reducing(Transitions):
 
     def _completed(self, invocation: Invocation, task: Task, update: Update, now: Now) -> ErrorInfo | None:
         if task.edge < 0:
-            return super()._completed(invocation, task, update, now)
+            return Transitions._completed(self, invocation, task, update, now)  # of each step: cheaper than super()
         fact = f.Completed(task.step, task.attempt, task.node, update, {}, task.edge)
         self._edge_over(invocation, task, fact, now)
         return None

@@ -44,21 +44,12 @@ from hayata_supervisor.core.effects import (
 from hayata_supervisor.core.executions import Executions
 from hayata_supervisor.core.invocation import Invocation, Task, cancellations, decided_tasks, info
 from hayata_supervisor.core.merge import MergeRefused, merge, relevant
+from hayata_supervisor.core.now import Now
 from hayata_supervisor.core.slots import Claim, Slots
 from hayata_supervisor.core.timers import Timers
 
 _encode = msgspec.msgpack.Encoder().encode
 _NONE: list[Effect] = []
-
-
-class Now(NamedTuple):
-    """The time of an event: ``wall`` for people, ``mono`` (monotonic seconds) for what is waited for, ``lasting`` for
-    what is due after a restart: about the wall time, but it does not jump within a boot.
-    """
-
-    wall: float
-    mono: float
-    lasting: float
 
 
 class Resting(NamedTuple):
@@ -169,9 +160,13 @@ class Transitions:
         if error is not None:
             self._end(invocation, [f.Aborted(error)], now)
             return
-        since = now.lasting - invocation.paused_s if decision.edges else 0.0
-        decided = f.Decided(invocation.step, decision.nodes, decision.parallel, decision.input, decision.edges, since)
-        tasks = [task for task in decided_tasks(decided) if task.status == "scheduled"]
+        edges, since = None, None
+        if decision.edges:
+            edges, since = decision.edges, now.lasting - invocation.paused_s
+        decided = f.Decided(invocation.step, decision.nodes, decision.parallel, decision.input, edges, since)
+        tasks = decided_tasks(decided)
+        if edges is not None:
+            tasks = [task for task in tasks if task.status == "scheduled"]
         self._schedule(invocation, tasks, [decided], now)
 
     # ---- executing -------------------------------------------------------------------------------------------------
