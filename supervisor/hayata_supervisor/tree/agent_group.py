@@ -105,7 +105,8 @@ class AgentGroup:
 
     def ended(self, link: WorkerLink, exit: ExitClass, *, blameless: bool, hopeless: bool) -> None:
         """The worker is dead, buried and judged, or could not be started."""
-        self._cause = reasons.given_up(link)
+        if self._state.phase not in ("failing", "failed"):
+            self._cause = reasons.given_up(link)
         now, jitter = clock.monotonic(), self._ground.jitter()
         outcome = child_exited(self._state, _id(link), exit, now, jitter, blameless=blameless, hopeless=hopeless)
         self._do(outcome)
