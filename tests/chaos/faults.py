@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import resource
 import signal
@@ -48,6 +49,7 @@ class Faults:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._stopped: dict[int, str] = {}
         self._guard_killed = False
+        self._guard_due = math.inf
         self.counts: Counter[tuple[str, str]] = Counter()
         self.surprises: list[str] = []
         self._plan = list(plan)
@@ -61,11 +63,13 @@ class Faults:
     def run(self, until_s: float) -> None:
         """Work until the plan is carried out and given back, and ``until_s`` seconds are over."""
         until = self._began + until_s
-        while self._due or time.monotonic() < until:
-            next_due = self._due[0][0] if self._due else until
+        while self._due or self._guard_killed or time.monotonic() < until:
+            next_due = min(self._due[0][0] if self._due else until, self._guard_due)
             time.sleep(max(0.0, min(next_due, self._looked + _LOOK_S) - time.monotonic()))
             while self._due and self._due[0][0] <= time.monotonic():
+                self._look_at_guard()
                 heapq.heappop(self._due)[2]()
+            self._look_at_guard()
             if time.monotonic() >= self._looked + _LOOK_S:
                 self.look()
 
@@ -92,6 +96,9 @@ class Faults:
 
     def _inflict(self, fault: Fault, planned: float) -> None:
         now = time.monotonic()
+        if self._guard_killed:  # nobody is there: not even a look, which takes its time on a busy machine
+            self._at(now + _AGAIN_S, lambda: self._inflict(fault, max(planned, now)))
+            return
         victims = self.look().of_role(fault.role, self._agents)
         victims = [victim for victim in victims if fault.kind == "kill" or victim.pid not in self._stopped]
         if not victims:
@@ -115,10 +122,15 @@ class Faults:
             assert self._runtime.guard is not None
             self._guard_killed = True
             self._runtime.guard.wait()
-            self._at(time.monotonic() + fault.for_s, self._start_guard)
+            self._guard_due = time.monotonic() + fault.for_s
+
+    def _look_at_guard(self) -> None:
+        """Start the next guard when it is due, however many faults are late."""
+        if time.monotonic() >= self._guard_due:
+            self._start_guard()
 
     def _start_guard(self) -> None:
-        self._guard_killed = False
+        self._guard_killed, self._guard_due = False, math.inf
         self._ledger.note("guard_start", pid=self._runtime.start().pid)
 
     def _stop(self, fault: Fault, victim: Process) -> None:

@@ -105,4 +105,6 @@ def _is_cut_off(lines: list[dict]) -> bool:
 
 def _shortened(violation: Violation) -> str:
     text = str(violation)
-    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " …"
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[: _MOST_CHARACTERS // 3]} … {text[-_MOST_CHARACTERS:]}"  # an error's name is at its end
