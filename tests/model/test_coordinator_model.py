@@ -7,6 +7,7 @@ invariants are those of docs/architecture.md, "Invariants".
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hayata.ids import Execution, parse_execution_id
 from hayata.messages import AgentManifest, ErrorInfo, Partial, ReduceManifest, ReduceTask, RetryManifest, RunTask
+from hayata_supervisor.core import commits
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core.coordinator import Refusal
 from hayata_supervisor.core.events import TERMINAL_EVENTS
@@ -26,8 +28,14 @@ REDUCTIONS = 2
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(on_failure=st.sampled_from(["fail", "policy"]), limit=st.integers(1, 3))
-    def begin(self, on_failure: str, limit: int) -> None:
+    @initialize(
+        on_failure=st.sampled_from(["fail", "policy"]),
+        limit=st.integers(1, 3),
+        snapshot_bytes=st.sampled_from([64 * 1024, 100]),
+    )
+    def begin(self, on_failure: str, limit: int, snapshot_bytes: int) -> None:
+        self.patch = mock.patch.object(commits, "_SNAPSHOT_MIN_BYTES", snapshot_bytes)
+        self.patch.start()
         self.shell = self.new_shell(
             agent(
                 node("plain"),
@@ -314,7 +322,12 @@ class Histories(RuleBasedStateMachine):
         """When the faults stop, everything ends, rests or is in line behind what rests."""
         if not hasattr(self, "shell"):
             return
-        shell = self.shell
+        try:
+            self._come_to_an_end(self.shell)
+        finally:
+            self.patch.stop()
+
+    def _come_to_an_end(self, shell: PureShell) -> None:
         for _ in range(500):
             shell.save()
             if shell.asked:

@@ -433,6 +433,20 @@ def test_node_that_is_given_up_fails_the_execution(on_failure: str, reduce: Redu
     assert "running" not in seen(shell).values()
 
 
+def test_snapshot_in_the_midst_of_edges_is_gone_on_from():
+    shell = started(options={"rerun": 2})
+    shell.complete(edge(0), large="x" * 70_000)
+    shell.save()
+    assert shell.snapshots, "else this tests nothing"
+    shell.reopen()
+    shell.save()
+    assert [decode(shell.dispatched[edge(number, 2)].input) for number in (1, 2)] == ["y", "z"]
+    shell.complete(edge(1, 2), n=1)
+    shell.complete(edge(2, 2), n=2)
+    shell.save()
+    assert decode(task_of(shell, reduction()).results[0]["large"]) == "x" * 70_000
+
+
 def test_what_is_live_is_what_is_durable():
     shell = started(reduce=PARTIAL, options={"rerun": 2})
     shell.fail(edge(0))

@@ -190,7 +190,7 @@ def _run_task(invocation: Invocation, task: Task, name: str, timeout_s: float | 
         session=None if invocation.own_session else invocation.session,
         stream=invocation.stream,
         state=invocation.state,
-        input=invocation.node_input if task.input is None else task.input,
+        input=invocation.node_input if task.edge < 0 else task.input,
         cell=task.cell,
         parallel=invocation.parallel,
         substeps=task.substeps,
