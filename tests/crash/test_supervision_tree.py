@@ -89,6 +89,7 @@ def test_task_that_no_edge_had_is_run_by_the_next_incarnation():
         report = rig.report("e1")
         assert report["type"] == "TaskCompleted"
         assert rig.worker("all", "first")["restarts"] == 1
+        rig.up("all")
 
 
 def test_evaluation_in_hand_of_a_terminated_agent_worker_is_asked_again_and_not_blamed():
