@@ -71,8 +71,9 @@ class Node:
             none; ``"infinity"``: as long as it takes.
         lifespan: Instead of the agent's.
         edges: Run the function once for each of these values, side by side, with the value as ``ctx.input``: a
-            list, or a pure function of the node's input that returns one; up to 1,000. ``input`` is the type
-            of a value then, and ``output`` that of what `reduce` returns.
+            list, or a pure function of the node's input that returns one; up to 1,000. Each edge is a task of
+            its own: what is said above of executions and tasks holds for each of them. ``input`` is the type of
+            a value then, and ``output`` that of what `reduce` returns.
         reduce: Makes the node's updates of those of its edges: a function, or `Reduce`.
 
     Raises:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -123,6 +125,18 @@ def test_execution_with_edges_is_one_branch(daemon: Daemon):
     assert (len(many["tokens"]), plain) == (2, {"plain": True})
     invocation.refresh()
     assert invocation.record.step == 2
+
+
+def test_show_lists_edges_and_their_reduction(daemon: Daemon):
+    invocation = run(daemon, "partial", {}, {"fail": True})
+    invocation.result(timeout=WAIT_S)
+    command = [sys.executable, "-m", "hayata.cli", "show", invocation.id, "--socket", daemon.socket]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S).stdout
+    rows = [line.split()[:4] for line in said.splitlines() if " many " in line and invocation.id not in line[:40]]
+    assert [row for row in rows if row[2] == "1"] == [
+        ["0-0", "many", "1", "completed"], ["0-1", "many", "1", "failed"], ["0", "many", "1", "completed"],
+    ]  # fmt: skip
+    assert "0-1.1 many: node_exception: ValueError: edge 1 fails" in said
 
 
 def test_cancel_ends_edges_and_reducer(daemon: Daemon):

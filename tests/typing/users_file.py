@@ -29,6 +29,8 @@ from hayata import (
     Node,
     PolicyContext,
     Probe,
+    Reduce,
+    ReduceContext,
     Rerun,
     Retry,
     Supervision,
@@ -115,6 +117,21 @@ bad_restart = Node(in_steps, restart="sometimes")  # wrong
 bad_shutdown = Node(in_steps, shutdown="soon")  # wrong
 bad_strategy = Supervision(strategy="one_for_some")  # wrong
 bad_probe = Node(in_steps, interrupted=Probe(was_charged, attempts=5))  # wrong
+
+
+def letters_of(given: dict[str, str]) -> list[str]:
+    return list(given["name"])
+
+
+def together(results: list[dict[str, Any] | None], ctx: ReduceContext) -> State:
+    late: int = ctx.pending_edges
+    return {"messages": [{"role": "ai", "content": f"{len(results)} {late}"}]}
+
+
+many = Node(greet, edges=letters_of, reduce=together)
+some = Node(greet, edges=["a", "b"], reduce=Reduce(together, timeout=5, partial=True))
+bad_edges = Node(greet, edges=5, reduce=together)  # wrong
+bad_reduce = Node(greet, edges=[], reduce=Reduce(together, partially=True))  # wrong
 
 
 @node
