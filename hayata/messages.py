@@ -168,9 +168,10 @@ class Fork(_Wire, frozen=True, tag="fork"):
 
 # F → S
 class Manifest(_Wire, frozen=True, tag="manifest"):
-    """What the app defines. Follows `WorkerReady`."""
+    """What the app defines. Follows `WorkerReady`. ``code``: a fingerprint of the files that were imported."""
 
     agents: list[AgentManifest]
+    code: str
 
 
 class Forked(_Wire, frozen=True, tag="forked"):
@@ -552,8 +553,20 @@ class Stopping(_Wire, frozen=True, tag="stopping"):
     grace_s: float
 
 
-FromSupervisor: TypeAlias = Beat | Serving | Fatal | StopRuntime | Stopping
-ToSupervisor: TypeAlias = StopRuntime
+class ReloadRuntime(_Wire, frozen=True, tag="reload_runtime"):
+    """G → S: load the apps anew."""
+
+
+class Reloading(_Wire, frozen=True, tag="reloading"):
+    """S → G: the apps are being loaded anew."""
+
+
+class Reloaded(_Wire, frozen=True, tag="reloaded"):
+    """S → G: no reload is under way or waits, however the last one went."""
+
+
+FromSupervisor: TypeAlias = Beat | Serving | Fatal | StopRuntime | Stopping | Reloading | Reloaded
+ToSupervisor: TypeAlias = StopRuntime | ReloadRuntime
 FromGuard: TypeAlias = Serving | Fatal | Stopping
 ToGuard: TypeAlias = StopRuntime
 
@@ -674,6 +687,10 @@ class StopAgent(_Named, frozen=True, tag="stop_agent"):
     agent: str
 
 
+class Reload(_Named, frozen=True, tag="reload"):
+    """Load all apps anew; answered with `ReloadReport` when the new code serves. Safe to send again."""
+
+
 class GetTree(_Named, frozen=True, tag="get_tree"):
     """Answered with `Tree`."""
 
@@ -734,6 +751,7 @@ Request: TypeAlias = (
     | ListAgents
     | StartAgent
     | StopAgent
+    | Reload
     | GetTree
     | GetStats
     | StopDaemon
@@ -842,7 +860,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AgentInfo(_Named, frozen=True, tag="agent"):
-    """One agent: ``status`` is starting, serving, failed or stopped."""
+    """One agent: ``status`` is serving, failed, stopped, or gone, if its app does not define it any more."""
 
     id: str
     version: str
@@ -860,10 +878,31 @@ class AgentList(_Named, frozen=True, tag="agents"):
     agents: list[AgentInfo]
 
 
+class ReloadedAgent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a reload has made of one agent: ``kept``, ``new`` or ``gone``. ``was``: its former version; ``changes`` in
+    its definition, in words.
+    """
+
+    id: str
+    app: str
+    outcome: str
+    version: str
+    was: str = ""
+    changes: list[str] = []
+
+
+class ReloadReport(_Named, frozen=True, tag="reload_report"):
+    """All agents after a reload; ``generation`` counts from the supervisor's start."""
+
+    generation: int
+    agents: list[ReloadedAgent]
+
+
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process of the tree. ``role``: guard, supervisor, forkserver, agent, node, edge, reducer. ``status``:
     ``stopped`` is one that somebody has stopped with a signal; or, without a pid, one that has ended and is not started
     again. ``restart``: its restart type, and ``strategy``: its agent's, of agents and nodes.
+    ``generation`` of its code; 0 for a process that has none.
 
     ``tasks``: execution id → seconds since it was handed to its node; a node's own still wait for an edge.
     """
@@ -882,6 +921,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: dict[str, float] = {}
     cpu_s: float | None = None
     children: list[ProcessInfo] = []
+    generation: int = 0
 
 
 class Tree(_Named, frozen=True, tag="tree"):
@@ -966,6 +1006,7 @@ Answer: TypeAlias = (
     | TaskList
     | EventBatch
     | AgentList
+    | ReloadReport
     | Tree
     | Stats
     | JournalPage

@@ -1,4 +1,4 @@
-"""``hayata tree``, ``agents``, ``stats``, ``stop``: the daemon itself."""
+"""``hayata tree``, ``agents``, ``stats``, ``reload``, ``stop``: the daemon itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import click
 from hayata.cli import processes
 from hayata.cli.options import json_option, open_client, socket_option
 from hayata.cli.output import print_json, print_table, size, status, took
+from hayata.cli.root import EXIT_REFUSED, complain
 from hayata.client.transport import wait_gone
+from hayata.errors import DefinitionError
 
 
 @click.command()
@@ -34,6 +36,7 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
             process.status,
             str(process.restarts),
             (process.strategy if process.role == "agent" else process.restart) or "-",
+            str(process.generation or "-"),
             "-" if process.memory_bytes is None else size(process.memory_bytes),
             "-" if process.cpu_s is None else f"{process.cpu_s:.1f} s",
             "-" if process.started_at is None else took(process.started_at, time.time()),
@@ -43,7 +46,7 @@ def tree(ctx: click.Context, as_json: bool, socket: str | None) -> None:
         ]
         for line, process in processes.lines(root)
     ]
-    heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "SUPERVISION", "MEMORY", "CPU", "UP"]
+    heads = ["PROCESS", "PID", "STATUS", "RESTARTS", "SUPERVISION", "CODE", "MEMORY", "CPU", "UP"]
     heads += ["INCARNATION", "TASKS", "LAST EXIT"]
     print_table(heads, rows, empty="")
 
@@ -92,6 +95,41 @@ def stats(ctx: click.Context, as_json: bool, socket: str | None) -> None:
         print_json(values)
         return
     print_table(["NAME", "VALUE"], [[name, f"{values[name]:,.6g}"] for name in sorted(values)], empty="no stats")
+
+
+@click.command()
+@json_option
+@socket_option
+@click.pass_context
+def reload(ctx: click.Context, as_json: bool, socket: str | None) -> None:
+    """Load new code without losing an invocation.
+
+    All apps are loaded anew; if one can't be, nothing changes. What runs ends with the code that it began with; the
+    next steps are the new code's. Invocations of another version rest, see hayata recover.
+    """
+    with open_client(ctx, socket) as client:
+        try:
+            report = client.reload()
+        except DefinitionError as error:  # the daemon's app, not this command, is what is wrong
+            complain(error.code, error.message, error.hint)
+            trace = error.details.get("traceback")
+            click.echo(trace if isinstance(trace, str) else "", err=True, nl=False)
+            ctx.exit(EXIT_REFUSED)
+    if as_json:
+        print_json(report)
+        return
+    rows = [
+        [
+            agent.id,
+            agent.outcome,
+            agent.version if agent.was is None else f"{agent.was} -> {agent.version}",
+            "; ".join(agent.changes) or "-",
+            agent.app,
+        ]
+        for agent in report.agents
+    ]
+    print_table(["AGENT", "OUTCOME", "VERSION", "CHANGES", "APP"], rows, empty="no agents")
+    click.echo(f"generation {report.generation} serves", err=True)
 
 
 @click.command()

@@ -18,7 +18,7 @@ _HOMES = {
     "running": "run",
     "looking": "ps show events",
     "deciding": "recover reconcile cancel",
-    "daemon": "tree agents stats stop",
+    "daemon": "tree agents stats reload stop",
     "top": "top",
     "storing": "verify backup prune export",
     "doctor": "doctor",

@@ -113,6 +113,7 @@ class Client:
     agents = _method(operations.agents)
     start_agent = _method(operations.start_agent)
     stop_agent = _method(operations.stop_agent)
+    reload = _method(operations.reload)
     tree = _method(operations.tree)
     stats = _method(operations.stats)
     verify = _method(upkeep.verify)

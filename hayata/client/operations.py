@@ -406,6 +406,21 @@ def stop_agent(agent_id: str) -> Operation[None]:
     yield from ask(m.StopAgent(agent_id), m.Done)
 
 
+def reload() -> Operation[records.ReloadReport]:
+    """Load all apps anew, without losing an invocation; return when the new code serves.
+
+    Bodies that have begun run to their end with the code they began with, and count. Invocations of the same
+    version go on with the new code at their next step; those of another one rest as ``recovery_required``.
+    While something of an older generation still runs, this waits.
+
+    Raises:
+        HayataError: The code that was loaded before goes on serving. ``agent_start_failed`` or the code of a
+            definition that is refused: an app can't be loaded, ``details.traceback`` says where;
+            ``daemon_unavailable``: it is stopping.
+    """
+    return records.reload_report((yield from ask(m.Reload(), m.ReloadReport, FOREVER)))
+
+
 def tree() -> Operation[records.Process]:
     """Ask for the supervision tree, from the guard down."""
     return records.process((yield from ask(m.GetTree(), m.Tree)).root)

@@ -137,7 +137,8 @@ class NodeRecord:
 class AgentRecord:
     """An agent.
 
-    Its ``status`` is ``starting``, ``serving``, ``failed`` (then ``error`` says why) or ``stopped``.
+    Its ``status`` is ``serving``, ``failed`` (then ``error`` says why), ``stopped``, or ``gone``: its app does not
+    define it any more, and what is open rests.
     """
 
     id: str
@@ -169,6 +170,7 @@ class Process:
         strategy: With whom it is restarted: ``one_for_one one_for_all rest_for_one``; of agents and nodes.
         tasks: What it runs: execution id → seconds since it was handed out; a node's own wait for an edge.
         children: The processes below.
+        generation: Of its code: one more with each reload; 0 for a process that has none.
     """
 
     role: str
@@ -185,6 +187,36 @@ class Process:
     strategy: str
     tasks: Mapping[str, float]
     children: tuple[Process, ...]
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadedAgent:
+    """What a reload has made of one agent.
+
+    Attributes:
+        id: Its id.
+        app: Where it comes from.
+        outcome: ``kept``, ``new`` or ``gone``.
+        version: Of its definition.
+        was: Its version before, if that was another: its invocations rest.
+        changes: What has changed in its definition, in words.
+    """
+
+    id: str
+    app: str
+    outcome: str
+    version: str
+    was: str | None
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadReport:
+    """All agents after a reload; ``generation`` counts from 1 since the supervisor's start."""
+
+    generation: int
+    agents: tuple[ReloadedAgent, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,4 +372,11 @@ def process(info: m.ProcessInfo) -> Process:
         strategy=info.strategy,
         tasks=info.tasks,
         children=tuple(process(child) for child in info.children),
+        generation=info.generation,
     )
+
+
+def reload_report(info: m.ReloadReport) -> ReloadReport:
+    """Make the record of an answer."""
+    agents = [ReloadedAgent(a.id, a.app, a.outcome, a.version, a.was or None, tuple(a.changes)) for a in info.agents]
+    return ReloadReport(info.generation, tuple(agents))

@@ -97,7 +97,7 @@ class Workers(Protocol):
 class Agent:
     """One agent that an app defines.
 
-    ``status``: serving, failed or stopped.
+    ``status``: serving, failed, stopped, or gone: its app does not define it any more.
     """
 
     def __init__(self, app: str, coordinator: Coordinator) -> None:
@@ -182,24 +182,51 @@ class Engine:
             return
         for manifest in manifests:
             agent = self.agents.get(manifest.id)
-            if agent is not None:
-                if agent.status != "failed":  # its workers do not stay up, and a new forkserver does not change that
-                    agent.status, agent.error = "serving", None
-                self.perform(manifest.id, agent.coordinator.take_manifest(manifest, self.now()))
-                continue
-            self.agents[manifest.id] = agent = Agent(reference, Coordinator(manifest, self._cells, self._notes.began))
-            for invocation in self.unclaimed.pop(manifest.id, {}).values():
-                agent.coordinator.adopt(invocation, self._memories.pop(invocation.id, None))
-                if invocation.status == "uncertain":
-                    self.hub.rests(invocation.id)
-            if self.draining:
-                agent.coordinator.drain()
-            else:
-                failpoints.hit("engine.before_begin")
-                self.perform(manifest.id, agent.coordinator.begin(self.now()))
-                failpoints.hit("engine.after_begin")
+            if agent is None or agent.status == "gone":
+                self._switch(reference, manifest)
+            elif agent.status == "serving":
+                agent.error = None
         self.lost_apps.pop(reference, None)
         self._app_events(index, reference, None)
+
+    def _adopt(self, reference: str, manifest: AgentManifest) -> None:
+        self.agents[manifest.id] = agent = Agent(reference, Coordinator(manifest, self._cells, self._notes.began))
+        for invocation in self.unclaimed.pop(manifest.id, {}).values():
+            agent.coordinator.adopt(invocation, self._memories.pop(invocation.id, None))
+            if invocation.status == "uncertain":
+                self.hub.rests(invocation.id)
+        if self.draining:
+            agent.coordinator.drain()
+        else:
+            failpoints.hit("engine.before_begin")
+            self.perform(manifest.id, agent.coordinator.begin(self.now()))
+            failpoints.hit("engine.after_begin")
+
+    def apps_switched(self, loaded: list[tuple[str, list[AgentManifest]]], gone: list[str]) -> None:
+        """Another generation serves: go on with its definitions, and let rest what it has none for."""
+        for reference, manifests in loaded:
+            self.lost_apps.pop(reference, None)
+            for manifest in manifests:
+                self._switch(reference, manifest)
+        for agent_id in gone:
+            agent = self.agents[agent_id]
+            error = failure(
+                "unknown_agent",
+                f"{agent.app} does not define agent {agent_id!r} any more",
+                hint="bring it back and reload, or cancel what rests",
+            )
+            agent.status, agent.error = "gone", error
+            self.perform(agent_id, agent.coordinator.retire(error, self.now()))
+
+    def _switch(self, reference: str, manifest: AgentManifest) -> None:
+        agent = self.agents.get(manifest.id)
+        if agent is None:
+            self._adopt(reference, manifest)
+        elif agent.status == "stopped":
+            self._reopen([manifest], lambda: self._adopt(reference, manifest))
+        else:
+            agent.app, agent.status, agent.error = reference, "serving", None
+            self.perform(manifest.id, agent.coordinator.take_manifest(manifest, self.now()))
 
     def _reopen(self, manifests: list[AgentManifest], reopened: Callable[[], None]) -> None:
         """Agents that were stopped are wanted again: what they had open is read anew, as after a restart."""

@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -47,6 +48,7 @@ from hayata.messages import (
 )
 from hayata_supervisor import agent_worker, failpoints, node_worker
 from hayata_supervisor.edge_worker import EdgeJob
+from hayata_supervisor.fresh_code import distrust_young_bytecode, fingerprint
 from hayata_supervisor.process import prctl, prologue
 from hayata_supervisor.process.channel import Channel
 from hayata_supervisor.process.descriptors import close_own, own, receive_packet
@@ -91,6 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.set_inheritable(own(thing), False)
     launch = msgspec.msgpack.decode(read_memfd(options.launch_fd), type=Launch)
     incarnation = options.incarnation or os.urandom(4).hex()
+    distrust_young_bytecode()
+    began_ns = time.time_ns()
     try:
         failpoints.hit("forkserver.before_import")
         app = _import(launch, options.app_index)
@@ -101,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     prologue.buffer_lines()  # again: the app may have put other streams in the place of those
     _freeze()
     _say(stream, launch, WorkerReady("forkserver", incarnation, os.getpid()))
-    _say(stream, launch, Manifest(list(app.manifests.values())))
+    _say(stream, launch, Manifest(list(app.manifests.values()), fingerprint(began_ns)))
     ForkServer(app, launch, parent, stream, packets).run()
     return prologue.EXIT_OK
 

@@ -26,7 +26,18 @@ from hayata import messages
 from hayata.address import GUARD_NAME
 from hayata.errors import HayataError
 from hayata.memfd import read_memfd
-from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, Stopping, StopRuntime
+from hayata.messages import (
+    Beat,
+    ErrorInfo,
+    Fatal,
+    Launch,
+    Reloaded,
+    Reloading,
+    ReloadRuntime,
+    Serving,
+    Stopping,
+    StopRuntime,
+)
 from hayata_supervisor import failpoints
 from hayata_supervisor.process import clock, prctl
 from hayata_supervisor.process.claim import Claim, claim
@@ -89,6 +100,7 @@ class Guard:
         self._starts = 0
         self._last_exit = ""
         self._served = False
+        self._reloads = False
         self._fatal: Fatal | None = None
         self._stop_signals = 0
         self._stop_due_s: float | None = None  # set: we are stopping, and kill what has not ended by then
@@ -138,6 +150,8 @@ class Guard:
                 self._stop_signals += 1
             elif number == signal.SIGQUIT:
                 self._stop(0.0, name)
+            elif number == signal.SIGHUP:
+                self._reload()
             else:
                 self._stderr.log("info", "signal ignored", signal=name)
 
@@ -189,6 +203,11 @@ class Guard:
                     self._served = True
                     self._manager.tell("READY=1")
                     self._embedder.tell(message)
+                self._reloaded()
+            case Reloading():
+                self._reloading()
+            case Reloaded():
+                self._reloaded()
             case Stopping(grace_s=grace_s):
                 self._wait_for_workers(grace_s)
             case Fatal():
@@ -273,6 +292,27 @@ class Guard:
             self._give_up(_removed(self._launch.data_dir))
         else:
             self._start_supervisor()
+
+    # reloads
+
+    def _reload(self) -> None:
+        """Have the supervisor load the apps anew. One that is not there yet does so when it comes."""
+        self._stderr.log("info", "reload asked for", signal="SIGHUP")
+        if self._stop_due_s is None:
+            self._reloading()
+            if self._supervisor:
+                self._supervisor.send(ReloadRuntime())
+
+    def _reloading(self) -> None:
+        if self._served and self._stop_due_s is None:
+            self._reloads = True
+            self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={clock.monotonic() * 1e6:.0f}")
+
+    def _reloaded(self) -> None:
+        """However it went: what serves, serves. A supervisor that has just been started has the newest code."""
+        if self._reloads and self._stop_due_s is None:
+            self._reloads = False
+            self._manager.tell("READY=1")
 
     # the end
 

@@ -31,6 +31,7 @@ from hayata.framing import FrameTooLarge
 from hayata.manifest import agent_manifest
 from hayata.messages import (
     CheckUpdate,
+    ErrorInfo,
     Evaluate,
     Output,
     Partial,
@@ -38,6 +39,7 @@ from hayata.messages import (
     PolicyFailed,
     ProcessInfo,
     ReduceTask,
+    ReloadReport,
     Substep,
     SubstepDone,
     TaskFailed,
@@ -102,6 +104,7 @@ class InlineServer:
             tree=lambda described: described(_describe()),
             stats=Statistics(self._engine, store_file=Path(data_dir, STORE, DATA)).values,
             stop=lambda drain_s: None,
+            reload=_reload,
             admin=self._admin,
             page_bytes=frame_cap_bytes // 2,
         )
@@ -389,6 +392,12 @@ def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
     thread.start()
     thread.join()
     return outcome[0]
+
+
+def _reload(answered: Callable[[ReloadReport | ErrorInfo], None]) -> None:
+    """The agents are the program's own objects: there is nothing to load."""
+    hint = "start the program again, or run it without inline=True"
+    answered(failure("agent_start_failed", "inline agents can't be loaded anew", hint=hint))
 
 
 def _describe() -> ProcessInfo:

@@ -28,6 +28,10 @@ from hayata.messages import (
     Fatal,
     Launch,
     ProcessInfo,
+    Reloaded,
+    Reloading,
+    ReloadReport,
+    ReloadRuntime,
     Serving,
     Stopping,
     StopRuntime,
@@ -132,7 +136,9 @@ class Supervisor:
             broken=self._broken,
         )
         recovered = self._engine.load(store.load_open())
-        self._tree = WorkerTree(self._reactor, launch, launch_fd, self._engine, self._log, dict(os.environ))
+        self._tree = WorkerTree(
+            self._reactor, launch, launch_fd, self._engine, self._log, dict(os.environ), self._reloading
+        )
         self._engine.workers = self._tree
         runs = MaintenanceRuns(
             self._reactor, launch.data_dir, dict(os.environ), born=self._tree.spare, buried=self._tree.forget
@@ -148,6 +154,7 @@ class Supervisor:
                 store_file=Path(launch.data_dir, STORE, DATA),
             ).values,
             stop=self._stop_asked,
+            reload=self._tree.reload,
             admin=self._admin,
             page_bytes=launch.frame_cap_bytes // 2,
         )
@@ -211,15 +218,24 @@ class Supervisor:
         kill_children((), timeout_s=10.0)
         os._exit(1)
 
-    def _guard_says(self, message: StopRuntime) -> None:
-        self._drain(message.drain_s)
+    def _reloading(self, busy: bool) -> None:
+        """The guard tells the service manager."""
+        self._guard.send(Reloading() if busy else Reloaded())
+
+    def _guard_says(self, message: StopRuntime | ReloadRuntime) -> None:
+        if isinstance(message, StopRuntime):
+            self._drain(message.drain_s)
+        else:
+            self._tree.reload(_nothing)  # the log says what comes of it
 
     def _signalled(self, inbox: SignalInbox) -> None:
         """Signals are the guard's; one that was sent to us is passed on to it. SIGCHLD tells of our own children."""
         for number in inbox.take():
             if number == signal.SIGCHLD:
                 self._tree.children_changed()
-            elif number != signal.SIGHUP:
+            elif number == signal.SIGHUP:
+                self._tree.reload(_nothing)
+            else:
                 self._stop_asked(None)
 
     def _stop_asked(self, drain_s: float | None) -> None:
@@ -241,6 +257,7 @@ class Supervisor:
             self._engine.app_lost(reference, error)
         if not self._apps_left:
             self._requests.apps_ready()
+            self._tree.open_reloads()
             self._guard.send(Serving())
             self._log.info("serving", agents=list(self._engine.agents), socket=self._launch.socket)
 
@@ -298,6 +315,7 @@ class Supervisor:
             self._hurried = self._hurried or drain_s == 0
             return
         self._drain_deadline, self._hurried = due, drain_s == 0
+        self._tree.close_reloads()
         self._engine.drain()
         self._log.info("draining", drain_s=drain_s)
         self._look_at_drain()
@@ -319,6 +337,10 @@ class Supervisor:
             self._reactor.stop()
         else:
             self._reactor.call_later(_LOOK_S, self._tree_stopped)
+
+
+def _nothing(came: ReloadReport | ErrorInfo) -> None:
+    """Nobody waits for the answer."""
 
 
 def _count(number: int, what: str) -> str:

@@ -91,6 +91,74 @@ def test_status_says_that_the_supervisor_is_restarted_and_readiness_is_told_once
     assert manager.heard.count("READY=1") == 1
 
 
+def monotonic_s(line):
+    return int(line.removeprefix("MONOTONIC_USEC=")) / 1e6
+
+
+def test_reload_is_told_to_the_supervisor_and_to_the_manager_until_it_is_over(rig, manager):
+    guard = rig.start(environ=environ(manager), limits=QUICK)
+    rig.hear("start")
+    rig.command("serving")
+    manager.hear("READY=1")
+    asked_s = time.monotonic()
+    guard.send_signal(signal.SIGHUP)
+    rig.hear("reload")
+    assert asked_s <= monotonic_s(manager.hear("MONOTONIC_USEC=")) <= time.monotonic()
+    assert manager.heard[-2] == "RELOADING=1", "in one packet with its time, as systemd wants it"
+    rig.command("reloading")
+    manager.hear("RELOADING=1")
+    assert manager.heard.count("READY=1") == 1
+    rig.command("reloaded")
+    manager.hear("READY=1")
+    rig.command("reloaded")
+    guard.send_signal(signal.SIGTERM)
+    manager.hear("STOPPING=1")
+    assert manager.heard.count("READY=1") == 2
+
+
+def test_reload_that_a_client_has_asked_for_is_told_to_the_manager(rig, manager):
+    rig.start(environ=environ(manager), limits=QUICK)
+    rig.hear("start")
+    rig.command("serving")
+    manager.hear("READY=1")
+    rig.command("reloading")
+    manager.hear("RELOADING=1")
+    rig.command("reloaded")
+    manager.hear("READY=1")
+
+
+def test_supervisor_that_dies_while_it_reloads_is_ready_when_the_next_one_serves(rig, manager):
+    guard = rig.start(environ=environ(manager), limits=QUICK)
+    pid = rig.hear("start")["pid"]
+    rig.command("serving")
+    manager.hear("READY=1")
+    guard.send_signal(signal.SIGHUP)
+    rig.hear("reload")
+    manager.hear("RELOADING=1")
+    os.kill(pid, signal.SIGKILL)
+    rig.hear("start")
+    assert manager.heard.count("READY=1") == 1
+    rig.command("serving")
+    manager.hear("READY=1")
+
+
+def test_stop_ends_a_reload_and_nothing_is_ready_after_it(rig, manager):
+    guard = rig.start(rig.launch("serve stubborn"), environ=environ(manager), limits={**QUICK, "stop_grace": 1.0})
+    rig.hear("start")
+    rig.command("serving")
+    manager.hear("READY=1")
+    guard.send_signal(signal.SIGHUP)
+    rig.hear("reload")
+    guard.send_signal(signal.SIGQUIT)
+    manager.hear("STOPPING=1")
+    guard.send_signal(signal.SIGHUP)
+    rig.command("reloaded")
+    assert guard.wait(20) == 0
+    said = manager.heard + manager.rest()
+    assert said.count("READY=1") == 1
+    assert "RELOADING=1" not in said[said.index("STOPPING=1") :]
+
+
 def test_watchdog_is_fed_by_a_guard_that_turns_and_not_by_one_that_hangs(rig, manager):
     guard = rig.start(environ=environ(manager, WATCHDOG_USEC="200000"), limits=QUICK)
     assert rig.hear("start")["manager"] == []

@@ -179,6 +179,7 @@ def test_records_have_what_the_daemon_said(path: str, face: Face) -> None:
         ListAgents=m.AgentList([agent]),
         StartAgent=m.AgentList([agent]),
         StopAgent=m.Done(),
+        Reload=m.ReloadReport(3, [m.ReloadedAgent("a", "x:y", "kept", "2", "1", ["node n is new"])]),
         GetTree=m.Tree(m.ProcessInfo("guard", "", 1, "up", children=[edge])),
         GetStats=m.Stats({"steps": 2.0}),
         StopDaemon=m.Done(),
@@ -197,6 +198,8 @@ def test_records_have_what_the_daemon_said(path: str, face: Face) -> None:
         assert face.do(lambda c: c.agents())[0].nodes[0].busy == 1
         assert face.do(lambda c: c.start_agent("x:y"))[0].id == "a"
         assert face.do(lambda c: c.stop_agent("a")) is None
+        (agent_now,) = face.do(lambda c: c.reload()).agents
+        assert (agent_now.id, agent_now.was, agent_now.changes) == ("a", "1", ("node n is new",))
         assert face.do(lambda c: c.tree()).children[0].tasks == {"t": 1.5}
         assert face.do(lambda c: c.stats()) == {"steps": 2.0}
         assert face.do(lambda c: c.stop(drain=1.5)) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from unittest import mock
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -50,6 +51,7 @@ class Histories(RuleBasedStateMachine):
                 max_steps=8,
             )
         )
+        self.whole = self.shell.manifest
         self.names = 0
         self.acknowledged: dict[str, bytes] = {}
         self.tokens: list[tuple[str, bytes, object]] = []
@@ -241,6 +243,25 @@ class Histories(RuleBasedStateMachine):
         self.begun.clear()  # what ran is dead: if it is dispatched now, it begins again
         self.tokens = [each for each in self.tokens if each[2].answers]  # type: ignore[attr-defined]
 
+    # reloads
+
+    @rule(version=st.sampled_from(["1", "2"]), without=st.sampled_from([None, None, "plain", "narrow"]))
+    def reload(self, version: str, without: str | None) -> None:
+        nodes = [each for each in self.whole.nodes if each.name != without]
+        self.shell.reload(msgspec.structs.replace(self.whole, version=version, nodes=nodes))
+
+    @precondition(lambda self: self.names > 1)
+    @rule()
+    def reload_without_the_agent(self) -> None:
+        self.shell.reload(None)
+
+    @rule(changed=st.sampled_from([None, "continue", "drop"]))
+    def recover(self, changed: str | None) -> None:
+        try:
+            self.shell.do(self.shell.coordinator.recover(changed, self.shell.now)[0])
+        except Refusal:
+            return
+
     # what must hold
 
     @invariant()
@@ -254,7 +275,11 @@ class Histories(RuleBasedStateMachine):
         for name, slots in shell.coordinator.executions.slots.items():
             assert 0 <= slots.active <= slots.manifest.concurrency, name
             assert slots.active <= slots.marked, name
-        going = [each for each in shell.coordinator.invocations.values() if each.status == "running"]
+        resting = shell.coordinator.resting
+        going = [id for id, each in shell.coordinator.invocations.items() if each.status == "running"]
+        going = [id for id in going if id not in resting]
+        for id in resting:
+            assert not self._live(id), "nothing of what rests runs"
         assert shell.coordinator.admission.running == len(going)
         for id in shell.journals:
             self._check_journal(id)
@@ -297,6 +322,11 @@ class Histories(RuleBasedStateMachine):
         if self.shell.nodes[task.execution_id] == "many":
             assert all(each.status == "completed" for each in edges)
 
+    def _live(self, id: bytes) -> list[str]:
+        invocation = self.shell.coordinator.invocations[id]
+        names = [invocation.execution(task) for task in invocation.tasks if task.status == "running"]
+        return [name for name in names if self.shell.coordinator.executions.get(name)]
+
     def _check_journal(self, id: bytes) -> None:
         facts = self.shell.facts(id)
         completed = [(fact.step, fact.edge) for fact in facts if isinstance(fact, f.Completed)]
@@ -328,7 +358,10 @@ class Histories(RuleBasedStateMachine):
             self.patch.stop()
 
     def _come_to_an_end(self, shell: PureShell) -> None:
+        shell.reload(self.whole)
         for _ in range(500):
+            shell.save()
+            shell.do(shell.coordinator.recover("continue", shell.now)[0])
             shell.save()
             if shell.asked:
                 shell.decide(None)

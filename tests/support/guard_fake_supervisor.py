@@ -19,7 +19,18 @@ import time
 
 from hayata import messages
 from hayata.memfd import read_memfd
-from hayata.messages import Beat, ErrorInfo, Fatal, Launch, Serving, Stopping, StopRuntime
+from hayata.messages import (
+    Beat,
+    ErrorInfo,
+    Fatal,
+    Launch,
+    Reloaded,
+    Reloading,
+    ReloadRuntime,
+    Serving,
+    Stopping,
+    StopRuntime,
+)
 
 _FORKS_AND_LEAVES = """
 import os, sys, time
@@ -91,6 +102,10 @@ class FakeSupervisor:
                 os._exit(int(exit_code))
             case ["serving"]:
                 self.tell(Serving())
+            case ["reloading"]:
+                self.tell(Reloading())
+            case ["reloaded"]:
+                self.tell(Reloaded())
             case ["status", *text]:
                 self.status = " ".join(text)
             case ["ask_stop", drain_s]:
@@ -131,7 +146,11 @@ class FakeSupervisor:
             if not stubborn:
                 os._exit(0)
             return
-        self.say("stop", drain_s=self.decode(packet).drain_s)
+        message = self.decode(packet)
+        if isinstance(message, ReloadRuntime):
+            self.say("reload")
+            return
+        self.say("stop", drain_s=message.drain_s)
         if "slow" in self.words:
             grace_s, after_s = map(float, self.words[self.words.index("slow") + 1 :][:2])
             self.tell(Stopping(grace_s))

@@ -116,6 +116,7 @@ class PureShell:
         self.journals: dict[bytes, list[bytes]] = {}
         self.snapshots: dict[bytes, tuple[int, bytes]] = {}
         self.fresh: dict[bytes, Invocation] = {}
+        self.versions: dict[bytes, str] = {}
         self.memories: dict[str, bytes] = {}
         self.open: dict[bytes, None] = {}
         self.unsaved: list[Persist] = []
@@ -205,6 +206,8 @@ class PureShell:
             journal = self.journals.setdefault(id, [])
             journal.append(persist.record)
             assert len(journal) == persist.number
+            if persist.header is not None:
+                self.versions[id] = persist.header.version
             if persist.snapshot is not None:
                 self.snapshots[id] = (persist.number, persist.snapshot)
             if persist.memory is not None:
@@ -220,6 +223,7 @@ class PureShell:
     def restored(self, id: bytes) -> Invocation:
         number, snapshot = self.snapshots.get(id, (0, None))
         fresh = decode(encode(self.fresh[id]), type=Invocation)
+        fresh.version = self.versions.get(id, fresh.version)
         records = list(enumerate(self.journals[id], 1))[number:]
         return restore(fresh, snapshot, records)
 
@@ -240,6 +244,15 @@ class PureShell:
                     cells.hold(task.cell)
             self.coordinator.adopt(invocation, self.memories.get(invocation.session))
         self.do(self.coordinator.begin(self.now))
+
+    def reload(self, manifest: AgentManifest | None) -> None:
+        """Another generation takes over, and the questions to the old one are not answered; None: it has no agent."""
+        self.asked = []
+        if manifest is None:
+            self.do(self.coordinator.retire(ErrorInfo("unknown_agent", "gone"), self.now))
+        else:
+            self.manifest = manifest
+            self.do(self.coordinator.take_manifest(manifest, self.now))
 
     def _clear(self, cell: int) -> None:
         self.notes[cell] = ""

@@ -32,18 +32,18 @@ from hayata.messages import (
     TaskCompleted,
     TaskEnd,
     TaskFailed,
+    TaskInterrupted,
     TaskProbed,
 )
 from hayata_supervisor.core import facts as f
 from hayata_supervisor.core import reasons
 from hayata_supervisor.core.cells import Cells
-from hayata_supervisor.core.definitions import encode_definition
 from hayata_supervisor.core.effects import Acknowledge, Barrier, Effect, PublishPartial, Reply, Token
 from hayata_supervisor.core.invocation import Invocation, Task, cancellations, info
 from hayata_supervisor.core.merge import merge
 from hayata_supervisor.core.now import Now
 from hayata_supervisor.core.reasons import Refusal
-from hayata_supervisor.core.recovering import Recovering
+from hayata_supervisor.core.switching import Switching
 
 __all__ = ["Coordinator", "Now", "Refusal"]
 
@@ -59,7 +59,7 @@ class _Cancel(NamedTuple):
     invocation: bytes
 
 
-class Coordinator(Recovering):
+class Coordinator(Switching):
     """See the module. One method for each event."""
 
     def __init__(
@@ -90,8 +90,8 @@ class Coordinator(Recovering):
         Raises:
             Refusal: The session is busy, or the agent can't run.
         """
-        if self._unavailable is not None:
-            raise Refusal(self._unavailable)
+        if (refused := self._gone or self._unavailable) is not None:
+            raise Refusal(refused)
         holder_id = self.admission.holder(invocation.session)
         if holder_id is not None and not queue:
             holder = self.invocations[holder_id]
@@ -158,8 +158,9 @@ class Coordinator(Recovering):
         Raises:
             Refusal: The agent can't run, so that nothing could begin anew. Nothing has changed.
         """
-        if changed == "restart" and self._unavailable is not None:
-            raise Refusal(self._unavailable)
+        refused = self._gone or (self._unavailable if changed == "restart" else None)
+        if refused is not None:
+            raise Refusal(refused)
         touched = []
         for id, rest in list(self.resting.items()):
             invocation = self.invocations[id]
@@ -199,13 +200,13 @@ class Coordinator(Recovering):
                     self._end(invocation, [f.Aborted(answer.error)], now)
                 else:
                     self._unfit[invocation.id] = unfit
-                    self._rest_unfit(invocation, now)
+                    self._rest_if_due(invocation, now)
         return self._effects()
 
     def ready(self, execution_id: str, now: Now) -> list[Effect]:
         """The execution's mark is durable: hand it out, or let it wait for a slot."""
         slots = self.executions.is_ready(execution_id)
-        if slots is not None:
+        if slots is not None and not self._taken_back(execution_id, now):
             self._hand_out(slots, now)
         return self._effects()
 
@@ -227,12 +228,14 @@ class Coordinator(Recovering):
             refused = self._completed(invocation, task, report.update, now)
             if refused is not None:
                 self._final_failure(invocation, task, refused, now)
+        elif isinstance(report, TaskInterrupted) and not report.started and (halted := self._halted(invocation)):
+            self._not_begun(invocation, task, halted, now)  # a new generation's worker must not begin it
         elif isinstance(report, TaskFailed) and not report.began and (unfit := self._misfit(invocation, report.error)):
             self._not_begun(invocation, task, unfit, now)
         elif not isinstance(report, TaskProbed):
             self._failed(invocation, task, report, now)
         if invocation is not None:
-            self._rest_unfit(invocation, now)
+            self._rest_if_due(invocation, now)
         for cancel in self._confirmations.pop(report.execution_id, ()):
             cancel.left.discard(report.execution_id)
             if not cancel.left:
@@ -295,13 +298,7 @@ class Coordinator(Recovering):
 
     def node_given_up(self, node: str, error: ErrorInfo, now: Now) -> list[Effect]:
         """The node fails to stay up: what it was not handed, and what waits for it, fails with ``node_unavailable``."""
-        dropped, waiting = self.executions.give_up(self.executions.slots[node], error)
-        for execution in dropped:
-            self._given_up(execution, error, now)
-        for claim in waiting:
-            invocation, task = self._claimed(claim)
-            if invocation is not None and task is not None:
-                self._final_failure(invocation, task, error, now)
+        self._node_unavailable(self.executions.slots[node], error, now)
         return self._effects()
 
     def node_stopped(self, node: str, error: ErrorInfo, now: Now) -> list[Effect]:
@@ -345,30 +342,18 @@ class Coordinator(Recovering):
         """Recover what `adopt` took over: classify, go on, or rest. No process of an earlier incarnation lives."""
         adopted, self._adopted = self._adopted, []
         self._warn_of_changes(adopted)
-        for invocation in adopted:
-            changed = invocation.version != self.manifest.version
+        # One that is queued is not recovered: it starts as soon as another ends, which may be in this very loop.
+        for invocation in [each for each in adopted if each.status != "queued"]:
+            halted = self._halted(invocation)
             by_hand = self.manifest.resume == "manual"
-            if invocation.status == "running" and changed:
-                self._rest(invocation, reasons.definition_changed(invocation, self.manifest), now)
+            if invocation.status == "running" and halted is not None:
+                self._rest(invocation, halted, now)
             elif invocation.status == "running" and by_hand:
                 self._rest(invocation, reasons.restarted(self.manifest), now)
             elif invocation.status == "running" or (
-                invocation.status == "uncertain" and not changed and not by_hand  # branches beside the uncertain one
+                invocation.status == "uncertain" and halted is None and not by_hand  # branches beside the uncertain one
             ):
                 self._recover(invocation, [], now, paused_s=0.0)
-        self._start_queued(now)
-        return self._effects()
-
-    def take_manifest(self, manifest: AgentManifest, now: Now) -> list[Effect]:
-        """Go on with the definition that a new forkserver has loaded; slots in use stay counted."""
-        self.manifest = manifest
-        self.definition = encode_definition(manifest.definition)
-        self._unfit.clear()
-        self._warn_of_changes(self.invocations.values())
-        gone = ErrorInfo("unknown_node", f"{manifest.id} has no such node any more")
-        self.executions.take_nodes(manifest.nodes, gone)
-        for slots in self.executions.slots.values():
-            self._grant(slots, now)
         self._start_queued(now)
         return self._effects()
 
@@ -401,6 +386,6 @@ class Coordinator(Recovering):
                 self._check_edges(invocation, due.what, now)
             else:
                 _, task = self._claimed(due.what)
-                if task is not None and self._goes_on(invocation):
+                if task is not None and self._may_begin(invocation):
                     self._schedule(invocation, [task], [], now)
         return self._effects()

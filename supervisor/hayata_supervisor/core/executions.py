@@ -53,17 +53,20 @@ class Executions:
         """Whether executions were handed out whose end is not confirmed."""
         return any(slots.active for slots in self.slots.values())
 
-    def take_nodes(self, nodes: Iterable[NodeManifest], gone: ErrorInfo) -> None:
-        """Go on with other definitions; what is in use stays counted."""
+    def take_nodes(self, nodes: Iterable[NodeManifest], gone: ErrorInfo) -> list[Slots]:
+        """Go on with other definitions; what is in use stays counted. Returns the slots of nodes that are gone, which
+        are forgotten unless something is in use.
+        """
         known = {node.name: node for node in nodes}
+        before, self.slots = self.slots, {}
         for name, node in known.items():
-            if name in self.slots:
-                self.slots[name].manifest = node
-            else:
-                self.slots[name] = Slots(node)
-        for name, slots in self.slots.items():
-            if name not in known:
-                slots.unavailable = gone
+            slots = self.slots[name] = before.pop(name) if name in before else Slots(node)
+            slots.manifest, slots.unavailable, slots.stopped = node, None, False
+        for name, slots in before.items():
+            slots.unavailable = gone
+            if slots.marked or slots.waiting:
+                self.slots[name] = slots
+        return [slots for name, slots in self.slots.items() if name not in known]
 
     def new_cell(self) -> int:
         """A cell for a task that is being marked."""
@@ -150,6 +153,10 @@ class Executions:
                     found.append(name)
         return found
 
+    def any_of(self, invocation: Invocation) -> bool:
+        """Whether an execution of the invocation's is marked here; one that ran under another supervisor is not."""
+        return any(task.status == "running" and invocation.execution(task) in self._marked for task in invocation.tasks)
+
     def handed(self, mono_s: float) -> dict[str, float]:
         """Execution id → seconds since it was handed out, of all whose end is not confirmed."""
         return {name: mono_s - each.handed_at for name, each in self._marked.items() if each.task is None}
@@ -161,6 +168,18 @@ class Executions:
             for task in invocation.tasks
             if task.status == "running" and invocation.execution(task) not in self._marked
         ]
+
+    def waits(self, name: str) -> bool:
+        """Whether it is durably marked and was not handed out."""
+        execution = self._marked.get(name)
+        return execution is not None and execution.task is not None and name in self.slots[execution.node].ready
+
+    def take_back(self, name: str) -> Execution:
+        """Forget one that `waits`: it never began, and may be marked again."""
+        execution = self._marked[name]
+        self.slots[execution.node].ready.remove(name)
+        self.drop(name)
+        return execution
 
     def drop(self, name: str) -> None:
         """Forget an execution that was not handed out: it never began."""

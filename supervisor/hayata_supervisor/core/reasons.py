@@ -42,6 +42,16 @@ def restarted(manifest: AgentManifest) -> ErrorInfo:
     return ErrorInfo("recovery_required", "the supervisor was restarted", f"hayata recover {manifest.id}")
 
 
+def by_hand(manifest: AgentManifest) -> ErrorInfo:
+    """Nothing is in its way any more, but it waits for a person all the same."""
+    return ErrorInfo("recovery_required", "it rests, and may go on", f"hayata recover {manifest.id}")
+
+
+def node_gone(manifest: AgentManifest) -> ErrorInfo:
+    """A node is gone from the definition."""
+    return ErrorInfo("unknown_node", f"{manifest.id} has no such node any more")
+
+
 def definition_changed(invocation: Invocation, manifest: AgentManifest) -> ErrorInfo:
     """The invocation belongs to another version."""
     return ErrorInfo(

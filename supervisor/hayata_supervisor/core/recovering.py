@@ -52,7 +52,7 @@ class Recovering(Reducing):
         self._await_retry(invocation, task, delay_s, now)
 
     def _await_retry(self, invocation: Invocation, task: Task, delay_s: float, now: Now) -> None:
-        if not self._goes_on(invocation):
+        if not self._may_begin(invocation):
             return  # `_resume` looks at it again
         if delay_s > 0:
             claim = Claim(invocation.id, task.step, task.attempt, task.edge)
@@ -65,7 +65,9 @@ class Recovering(Reducing):
     def _probe(self, invocation: Invocation, task: Task, cause: ErrorInfo, now: Now) -> None:
         """Have the node's probe asked about a body that was cut off; the task stays as it is meanwhile."""
         slots = self.executions.slots.get(task.node)
-        error = reasons.unknown_node(self.manifest, task.node) if slots is None else slots.unavailable
+        error = self._halted(invocation)
+        if error is None:
+            error = reasons.unknown_node(self.manifest, task.node) if slots is None else slots.unavailable
         if slots is None or error is not None:
             self._uncertain(invocation, task, reasons.no_answer(error or cause), now)
         else:
@@ -129,13 +131,14 @@ class Recovering(Reducing):
         self._persist(invocation, [f.Unmarked(task.step, task.attempt, task.node, task.edge)], now)
         self._unfit[invocation.id] = why
 
-    def _rest_unfit(self, invocation: Invocation, now: Now) -> None:
-        """Have it rest when nothing of it runs any more: branches may have begun with the same state before."""
-        if invocation.id not in self._unfit or not self._goes_on(invocation):
+    def _rest_if_due(self, invocation: Invocation, now: Now) -> None:
+        """Have one that can't go on rest when nothing of it runs any more: branches may have begun before."""
+        if not self._goes_on(invocation):
             return
-        if not any(task.status == "running" for task in invocation.tasks):
+        why = self._unfit.get(invocation.id) or self._halted(invocation)
+        if why is not None and not self.executions.any_of(invocation):
             self.admission.running -= 1
-            self._rest(invocation, self._unfit.pop(invocation.id), now)
+            self._rest(invocation, why, now)
             self._start_queued(now)
 
     def _warn_of_changes(self, invocations: Iterable[Invocation]) -> None:
@@ -167,21 +170,26 @@ class Recovering(Reducing):
             now: The time.
             paused_s: For how long the invocation's timeout has stood still.
         """
-        if invocation.version != self.manifest.version:
-            self._persist(invocation, [*facts, f.Recovered(paused_s)], now)
-            self._rest(invocation, reasons.definition_changed(invocation, self.manifest), now)
+        settled = {(fact.step, fact.edge) for fact in facts if isinstance(fact, f.Reconciled)}
+        # A task that is uncertain in one that is not is what another branch's failure has left behind.
+        unsure = invocation.status == "uncertain" and any(
+            task.status == "uncertain" and (task.step, task.edge) not in settled for task in invocation.tasks
+        )
+        halted = self._halted(invocation)
+        if halted is not None:
+            facts = [*facts, *([] if unsure else [f.Recovered(paused_s)])]
+            if facts:
+                self._persist(invocation, facts, now)
+            if not unsure:
+                self.admission.running += 1
+                self._rest_if_due(invocation, now)
             return
         lost = self.executions.lost(invocation)
         found = classify(invocation, lost, self.manifest, self._began)
         for task in lost:
             if task not in found.probes:
                 self.executions.free_cell(task.cell)
-        settled = {(fact.step, fact.edge) for fact in facts if isinstance(fact, f.Reconciled)}
-        unsure = any(isinstance(fact, f.Uncertain) for fact in found.facts)
-        if invocation.status == "uncertain":  # else it is what another branch's failure has left behind
-            unsure = unsure or any(
-                task.status == "uncertain" and (task.step, task.edge) not in settled for task in invocation.tasks
-            )
+        unsure = unsure or any(isinstance(fact, f.Uncertain) for fact in found.facts)
         facts = [*facts, *found.facts, *([] if unsure else [f.Recovered(paused_s)])]
         if facts:
             self._persist(invocation, facts, now)
@@ -202,6 +210,10 @@ class Recovering(Reducing):
         pending = [task for task in invocation.tasks if task.status == "scheduled"]
         if not pending and not any(task.status == "running" for task in invocation.tasks):
             self._ask_policy(invocation, now)
+        self._take_up(invocation, pending, now)
+
+    def _take_up(self, invocation: Invocation, pending: list[Task], now: Now) -> None:
+        """Have what is scheduled wait for its slot, or for the time at which it is tried again."""
         for task in pending:
             if not self._goes_on(invocation):
                 return

@@ -62,7 +62,7 @@ class Reducing(Transitions):
         """Record the end of an edge; with the last one, the reduction may be marked in the same record."""
         execution = invocation.task(task.step)
         last = all(each.over for each in invocation.edges(task.step) if each is not task)
-        if last and execution is not None and self._goes_on(invocation):
+        if last and execution is not None and self._may_begin(invocation):
             self._schedule(invocation, [execution], [fact], now)
         else:
             self._persist(invocation, [fact], now)  # `_resume` looks at it again
@@ -105,7 +105,8 @@ class Reducing(Transitions):
             pending = [edge for edge in invocation.edges(step) if not edge.over]
             facts: list[f.Fact] = [f.Cancelled(step, edge.attempt, edge.node, edge.edge) for edge in pending]
             kills = self._kills(self.executions.running(invocation, pending), "reduce_timeout")
-            self._schedule(invocation, [execution], facts, now, kills=kills)
+            reductions = [execution] if self._may_begin(invocation) else []
+            self._schedule(invocation, reductions, facts, now, kills=kills)
             self._grant_again(invocation, now)
 
     # ---- reductions ------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ class Reducing(Transitions):
         elif reduced_again(task.attempt):
             fact = f.Failed(task.step, task.attempt, task.node, report.error, now.lasting)
             self._persist(invocation, [fact], now)
-            if self._goes_on(invocation):
+            if self._may_begin(invocation):
                 self._schedule(invocation, [task], [], now)
         else:
             self._final_failure(invocation, task, reasons.reducer_failed(invocation, task, report.error), now)

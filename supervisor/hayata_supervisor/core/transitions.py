@@ -86,6 +86,7 @@ class Transitions:
         self.draining = False
         self._began = began
         self._unavailable: ErrorInfo | None = None
+        self._gone: ErrorInfo | None = None
         self._unfit: dict[bytes, ErrorInfo] = {}
         self._starting = False
         self._evaluations: dict[int, bytes] = {}
@@ -113,7 +114,7 @@ class Transitions:
         """Start those in line while there is room. What starts may end at once, which calls this again: the outer
         loop goes on, so that a long line is no deep recursion.
         """
-        if self._starting or self.draining or self._unavailable is not None:
+        if self._starting or self.draining or self._unavailable is not None or self._gone is not None:
             return
         self._starting = True
         try:
@@ -130,9 +131,10 @@ class Transitions:
     def _ask_policy(self, invocation: Invocation, now: Now) -> None:
         if self.draining or invocation.id in self._evaluating:
             return
-        if invocation.version != self.manifest.version:
+        halted = self._halted(invocation)
+        if halted is not None:
             self.admission.running -= 1
-            self._rest(invocation, reasons.definition_changed(invocation, self.manifest), now)
+            self._rest(invocation, halted, now)
             return
         if self._unavailable is not None:
             self._end(invocation, [f.Aborted(self._unavailable)], now)
@@ -212,7 +214,7 @@ class Transitions:
             if claim is None:
                 return
             invocation, task = self._claimed(claim)
-            if invocation is None or task is None or not self._goes_on(invocation):
+            if invocation is None or task is None or not self._may_begin(invocation):
                 slots.unmark()
                 continue
             self._persist(invocation, [self._mark(task)], now).after.append(self._marked(invocation, task))
@@ -307,6 +309,7 @@ class Transitions:
     # ---- resting ---------------------------------------------------------------------------------------------------
 
     def _rest(self, invocation: Invocation, error: ErrorInfo, now: Now) -> None:
+        self._unfit.pop(invocation.id, None)
         self.resting[invocation.id] = Resting(error, now.wall)
         shown = self.overlay(invocation.id, info(invocation))
         self._out.append(Barrier(invocation.id, [Settled(invocation.id, shown)]))
@@ -350,6 +353,15 @@ class Transitions:
     def _goes_on(self, invocation: Invocation) -> bool:
         """Whether it runs, and is counted as running: not queued, at rest or over."""
         return invocation.status == "running" and invocation.id not in self.resting
+
+    def _halted(self, invocation: Invocation) -> ErrorInfo | None:
+        """Why nothing of it may begin with this definition: it belongs to another version, or there is none."""
+        if self._gone is None and invocation.version != self.manifest.version:
+            return reasons.definition_changed(invocation, self.manifest)
+        return self._gone
+
+    def _may_begin(self, invocation: Invocation) -> bool:
+        return self._goes_on(invocation) and self._halted(invocation) is None
 
     def _enter(self, invocation: Invocation, memory: bytes | None) -> None:
         self.invocations[invocation.id] = invocation

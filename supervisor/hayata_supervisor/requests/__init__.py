@@ -31,6 +31,7 @@ class Requests:
         tree: Describes the process tree from the guard down, and calls back with it.
         stats: Counters and gauges.
         stop: Begins to stop the daemon, with a drain time in seconds or None for the configured one.
+        reload: Loads the apps anew, and calls what it is given with what came of it.
         admin: Grants what is asked of the store as a whole.
         page_bytes: About how much of a list goes into one message.
     """
@@ -42,6 +43,7 @@ class Requests:
         tree: Callable[[Callable[[m.ProcessInfo], None]], None],
         stats: Callable[[], dict[str, float]],
         stop: Callable[[float | None], None],
+        reload: Callable[[Callable[[m.ReloadReport | m.ErrorInfo], None]], None],
         admin: Admin,
         page_bytes: int,
     ) -> None:
@@ -49,6 +51,7 @@ class Requests:
         self._tree = tree
         self._stats = stats
         self._stop = stop
+        self._reload = reload
         self._admin = admin
         self._desk = Desk(engine)
         self._agents = Agents(self._desk)
@@ -91,6 +94,8 @@ class Requests:
                 self._agents.start(request, sink)
             case m.StopAgent():
                 self._agents.stop(request, sink)
+            case m.Reload():
+                self._reload(lambda came: sink.reply(m.Refused(came) if isinstance(came, m.ErrorInfo) else came))
             case m.GetTree():
                 self._tree(lambda root: sink.reply(m.Tree(root)))
             case m.GetStats():

@@ -26,7 +26,12 @@ class Agents:
         if self._engine.apps_pending:
             self._desk.park(request, sink)
             return
-        here = [_agent_info(name, each) for name, each in self._engine.agents.items()]
+        agents = {
+            name: agent
+            for name, agent in self._engine.agents.items()
+            if agent.status != "gone" or agent.coordinator.invocations
+        }
+        here = [_agent_info(name, each) for name, each in agents.items()]
         if not self._engine.lost_apps:
             sink.reply(m.AgentList(here))
             return

@@ -37,7 +37,7 @@ class Desk:
     def agent(self, name: str, request: m.Request, sink: Sink) -> Agent | None:
         """The agent; None when the request was parked until the apps are loaded."""
         agent = self.engine.agents.get(name)
-        if agent is not None and agent.status != "stopped":
+        if agent is not None and agent.status not in ("stopped", "gone"):
             return agent
         if self.engine.apps_pending:
             self.park(request, sink)

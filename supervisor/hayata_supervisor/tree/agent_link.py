@@ -83,6 +83,16 @@ class AgentLink(WorkerLink):
         self._waiting.append(ask)
         self._pump()
 
+    def retire(self) -> list[CheckUpdate]:
+        """Another generation has taken its place: forget what was asked. Returns the checks, to be asked again; whoever
+        wanted a decision asks for another.
+        """
+        self.retired = True
+        asks = [ask.message for ask in (*self._sent, *self._waiting)]
+        self._sent.clear()
+        self._waiting.clear()
+        return [message for message in asks if isinstance(message, CheckUpdate)]
+
     def _pump(self) -> None:
         incarnation = self.incarnation
         if self.status != "serving" or incarnation is None or not incarnation.alive:

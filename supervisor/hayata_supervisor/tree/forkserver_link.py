@@ -94,8 +94,10 @@ class _Open(NamedTuple):
 class Apps(Protocol):
     """Who hears what a forkserver found."""
 
-    def loaded(self, link: ForkserverLink, manifests: list[AgentManifest]) -> ErrorInfo | None:
-        """The app is imported. An error refuses it, as if the import had failed."""
+    def loaded(self, link: ForkserverLink, manifests: list[AgentManifest], changed: bool) -> ErrorInfo | None:
+        """The app is imported; ``changed``: not for the first time, and it is not what it was. An error refuses it,
+        as if the import had failed.
+        """
 
     def failed(self, link: ForkserverLink, error: ErrorInfo) -> None:
         """The app can't be imported, and its forkserver is gone."""
@@ -105,21 +107,24 @@ class ForkserverLink:
     """See the module. Implements `worker_link.Forks`.
 
     Attributes:
+        apps: Who hears of it.
+        generation: Of the code that it has imported.
         stopped_agents: Ids of agents that the app defines and that nobody wants any more.
     """
 
-    def __init__(self, ground: Ground, app: App, apps: Apps) -> None:
+    def __init__(self, ground: Ground, app: App, apps: Apps, generation: int) -> None:
         self.app = app
+        self.apps = apps
+        self.generation = generation
         self.status: Status = "starting"
         self.last_exit = ""
         self.stopped_agents: set[str] = set()
         self._ground = ground
         self._reactor = ground.reactor
-        self._apps = apps
         self._incarnation: Incarnation | None = None
         self._restarter = Restarter(ground.reactor, ground.launch.node_retry_s, ground.jitter, self.start)
         self._error: ErrorInfo | None = None
-        self._imported_once = False
+        self._imported: Manifest | None = None
         self._killed_imports = 0
         self._failed_imports = 0
         self._start_timer: PatientTimer | None = None
@@ -195,7 +200,7 @@ class ForkserverLink:
             case WorkerFailed():
                 self._error = message.error
             case Manifest():
-                self._loaded(message.agents)
+                self._loaded(message)
             case Forked():
                 self._answered(message.request, lambda link: link.forked(message.pid))
             case ForkFailed():
@@ -204,17 +209,17 @@ class ForkserverLink:
                 if self._incarnation is not None:
                     self._incarnation.pulse.answered()
 
-    def _loaded(self, manifests: list[AgentManifest]) -> None:
+    def _loaded(self, imported: Manifest) -> None:
         if self.status != "starting":
             return
         if self._start_timer is not None:
             self._start_timer.cancel()
-        self._error = self._apps.loaded(self, manifests)
+        self._error = self.apps.loaded(self, imported.agents, self._imported not in (None, imported))
         if self._error is not None:
             assert self._incarnation is not None
             self._incarnation.kill()
         elif self.status == "starting":  # the listener may have stopped us meanwhile
-            self._imported_once = True
+            self._imported = imported
             self._killed_imports = self._failed_imports = 0
             self._restarter.healed()
             self.status = "serving"
@@ -359,9 +364,9 @@ class ForkserverLink:
         self._restarter.count()
         if error is not None:
             self._failed_imports += 1
-            if not (self._imported_once or self.app.keep):
+            if self._imported is None and not self.app.keep:
                 self.status = "stopped"
-            self._apps.failed(self, error)
+            self.apps.failed(self, error)
         if self.status != "restarting":
             return
         if self._failed_imports <= MOST_FAILED_IMPORTS:
@@ -409,4 +414,5 @@ class ForkserverLink:
             started_at=incarnation.started_at if incarnation else None,
             restarts=self._restarter.restarts,
             last_exit=self.last_exit,
+            generation=self.generation,
         )

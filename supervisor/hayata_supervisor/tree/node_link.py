@@ -97,11 +97,15 @@ class NodeLink(WorkerLink):
         self._edge_failures = 0
         self._edges: EdgeBook | None = None
         self._lookers: list[Callback] = []
+        self._successor: NodeLink | None = None
 
     # What the engine asks for
 
     def dispatch(self, task: TaskOrder) -> None:
         """Run a task; the listener hears how it ended, exactly once."""
+        if self.retired:
+            self._hand_over(task)
+            return
         if self._unavailable is not None:
             self._report_soon(_not_started(task.execution_id, self._unavailable))
             return
@@ -125,9 +129,13 @@ class NodeLink(WorkerLink):
         """Answer a chunk."""
         self._send(ack)
 
+    def holds(self, execution_id: str) -> bool:
+        """Whether the worker has this task."""
+        return execution_id in self._sent
+
     def look(self, looked: Callback) -> bool:
         """Ask the worker what its edges have; call ``looked`` when it has said so, if it does. False: there is none."""
-        if self._edges is None or self.status not in ("serving", "stopping"):
+        if self._edges is None or self.status not in ("serving", "draining", "stopping"):
             return False
         self._edges.tasks = {}
         self._lookers.append(looked)
@@ -194,12 +202,17 @@ class NodeLink(WorkerLink):
         if self.status == "stopping" and isinstance(report, TaskInterrupted):
             return  # a stop writes nothing: the next start classifies the task
         if isinstance(report, TaskInterrupted) and not report.started and not sent.killed:
+            if self.retired:
+                self._hand_over(sent.task)
+                self._look_whether_drained()
+                return
             if self._ending:  # no edge had it: it is the next incarnation's
                 self._waiting[report.execution_id] = sent.task
                 return
             if self._giving_up:
                 report = _not_started(report.execution_id, reasons.given_up(self))  # not that it was told to stop
         self._listener.task_reported(self.agent, self._name, report)
+        self._look_whether_drained()
 
     def _partial(self, partial: Partial | SubstepDone) -> None:
         if partial.execution_id in self._sent:
@@ -212,7 +225,7 @@ class NodeLink(WorkerLink):
         self._ground.log.warning(
             "edge failed to start", **self._names(), edge=message.edge, error=message.error.message
         )
-        if self.status != "serving" or self._giving_up:
+        if self.status not in ("serving", "draining") or self._giving_up:
             return
         # Edges that take a minute each to fail never exceed the intensity, yet nothing gets done.
         self._edge_failures += 1
@@ -245,7 +258,7 @@ class NodeLink(WorkerLink):
         self._overdue_timer = None
         now = clock.monotonic()
         watched = [sent for sent in self._sent.values() if sent.overdue is not None]
-        if not watched or self.status != "serving":
+        if not watched or self.status not in ("serving", "draining"):
             self._asked = False
             return
         late = [sent for sent in watched if sent.overdue is not None and sent.overdue <= now]
@@ -274,6 +287,43 @@ class NodeLink(WorkerLink):
         assert self.incarnation is not None
         self.last_error = failure("node_crashed", f"{self} did not end a task that was due; it hangs")
         self.incarnation.lose_patience("stopped" if self.incarnation.stopped else "hung")
+
+    # Another generation
+
+    def retire(self, successor: NodeLink | None, stopped: Callback) -> None:
+        """Take nothing any more, end with what the worker holds, and call ``stopped``.
+
+        Args:
+            successor: Runs what was not written to the worker yet; None: nobody may.
+            stopped: Called when nothing of it lives.
+        """
+        self.retired, self._successor = True, successor
+        self._hand_all_over()
+        if not self._sent:
+            self.stop(stopped, self.grace_s)
+            return
+        self._stopped.append(stopped)
+        if self.status == "serving":  # else it dies or is dead, and will be judged
+            self.status = "draining"
+
+    def _hand_all_over(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for task in waiting.values():
+            self._hand_over(task)
+
+    def _hand_over(self, task: TaskOrder) -> None:
+        if self._successor is not None:
+            self._successor.dispatch(task)
+        else:
+            self._report_soon(_not_started(task.execution_id, failure("unknown_node", f"{self} is gone")))
+
+    def _look_whether_drained(self) -> None:
+        if self.status == "draining" and not self._sent:
+            self._drained()
+
+    def _drained(self) -> None:
+        self.status = "stopping"
+        self._end(self.grace_s)
 
     # Birth and death
 
@@ -309,6 +359,8 @@ class NodeLink(WorkerLink):
             else:
                 again[execution_id] = unseen[execution_id]
         self._waiting = {**again, **self._waiting}
+        if self.retired:
+            self._hand_all_over()
         for report in reports:
             self._listener.task_reported(self.agent, self._name, report)
         return True

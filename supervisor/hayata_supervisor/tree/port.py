@@ -29,7 +29,12 @@ class WorkerListener(Protocol):
     """Who hears of the workers. Called in the loop's thread; may call the tree from within."""
 
     def app_loaded(self, index: int, reference: str, manifests: list[AgentManifest]) -> None:
-        """An app was imported, for the first time or by a new forkserver: then the manifests may differ."""
+        """An app was imported, for the first time, or by a new forkserver which has found it as it was."""
+
+    def apps_switched(self, loaded: list[tuple[str, list[AgentManifest]]], gone: list[str]) -> None:
+        """Another generation of these apps, by reference, has taken over, with fresh workers; ``gone``: ids of agents
+        that no app defines any more. What the old generation was asked to decide is not answered.
+        """
 
     def app_failed(self, index: int, reference: str, error: ErrorInfo) -> None:
         """An app can't be imported. Its forkserver is gone; it is tried again unless `load_app` asked for it

@@ -6,6 +6,8 @@ Life of a link (`status`):
         └────────death, no fork────────────────▲
     any ──terminate──▶ terminating ──buried, judged──▶ restarting
     any ──stop──▶ stopping ──buried──▶ stopped
+    serving ──another generation──▶ draining ──what it held has ended──▶ stopping
+                                       └─────death, buried, judged─────▶ stopped
 
 The order after a death is always: reap, bury what it left behind, read its last messages, judge what it held. What
 comes next is not for the link to say: it tells the agent's `Superior`, and does what that answers.
@@ -40,7 +42,9 @@ from hayata_supervisor.tree.graveyard import Graveyard
 from hayata_supervisor.tree.incarnation import Incarnation
 from hayata_supervisor.tree.port import Log, WorkerListener, failure
 
-Status: TypeAlias = Literal["starting", "serving", "restarting", "terminating", "failed", "stopping", "stopped"]
+Status: TypeAlias = Literal[
+    "starting", "serving", "draining", "restarting", "terminating", "failed", "stopping", "stopped"
+]
 
 CONGESTED_BYTES = 128 * 1024 * 1024
 """Most bytes that wait for one worker; what comes after stays with the supervisor."""
@@ -63,7 +67,13 @@ class Ground(NamedTuple):
 
 
 class Forks(Protocol):
-    """Where a link gets its processes from: the forkserver of its app."""
+    """Where a link gets its processes from: the forkserver of its app.
+
+    Attributes:
+        generation: Of the code that its forks have.
+    """
+
+    generation: int
 
     def apply(self, link: WorkerLink) -> None:
         """Fork a worker for ``link``, in turn, when there is a forkserver that can."""
@@ -99,6 +109,8 @@ class WorkerLink:
     Attributes:
         agent: Id of the agent.
         node: Name of the node; None for the agent's own worker.
+        generation: Of its code.
+        retired: Whether another generation has taken its place: it takes nothing, and is not started again.
         restarts: How often it was started again.
         last_exit: How the last incarnation ended, for people.
         last_error: What it, or whoever should have started it, said of that.
@@ -120,6 +132,8 @@ class WorkerLink:
         self.agent = agent
         self.node = node
         self.forks = forks
+        self.generation = forks.generation
+        self.retired = False
         self.status: Status = "starting"
         self.restarts = 0
         self.last_exit = ""
@@ -275,7 +289,7 @@ class WorkerLink:
         if self.status == "restarting":
             return  # it got ready, and died
         expected = (self.role, incarnation.id, PROTOCOL_VERSION)
-        if self.status == "serving" or (message.role, message.incarnation, message.protocol) != expected:
+        if self.status in ("serving", "draining") or (message.role, message.incarnation, message.protocol) != expected:
             incarnation.refuse("a start that does not fit")
             return
         try:
@@ -354,7 +368,7 @@ class WorkerLink:
         return "shutdown" if exit is not None and exit.signal == signal.SIGTERM else "abnormal"
 
     def _tell_ended(self, exit: ExitClass, *, blameless: bool = False) -> None:
-        if self.status == "stopping":
+        if self.status == "stopping" or self.retired:
             self._finish_stop()
         elif self.status != "stopped":  # the listener may have stopped us meanwhile
             self.status = "restarting"
@@ -457,4 +471,5 @@ class WorkerLink:
             last_exit=self.last_exit,
             restart=self.restart_type,
             strategy=self._superior.strategy,
+            generation=self.generation,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -17,19 +17,23 @@ from hayata.messages import (
     Evaluate,
     Launch,
     PartialAck,
+    PolicyFailed,
     ProcessInfo,
+    ReloadedAgent,
+    TaskInterrupted,
     TaskOrder,
+    UpdateChecked,
     encode,
 )
 from hayata_supervisor.process.reactor import Callback, Reactor
 from hayata_supervisor.process.vigil import Vigil
 from hayata_supervisor.process.watcher import EdgeWatcher
-from hayata_supervisor.tree.agent_group import AgentGroup
-from hayata_supervisor.tree.agent_link import AgentLink
+from hayata_supervisor.tree.agent_parts import AgentParts
 from hayata_supervisor.tree.forkserver_link import App, ForkserverLink
 from hayata_supervisor.tree.graveyard import Graveyard
 from hayata_supervisor.tree.node_link import NodeLink
 from hayata_supervisor.tree.port import Log, WorkerListener, failure
+from hayata_supervisor.tree.reloading import Answered, Loaded, Reloading, clash, compared
 from hayata_supervisor.tree.worker_link import Ground, WorkerLink
 
 VALUE_INDEX = -1
@@ -39,22 +43,6 @@ VALUE_REFERENCE = "<value>"
 
 LOOK_S = 0.25
 """How long a node may take to say what its edges do; a tree is shown without that of one that hangs."""
-
-
-class _Agent:
-    """One agent's links, and the app that it came from."""
-
-    def __init__(self, ground: Ground, forkserver: ForkserverLink, manifest: AgentManifest) -> None:
-        self.forkserver = forkserver
-        self.manifest = manifest
-        self.group = AgentGroup(ground, manifest.id)
-        self.worker = AgentLink(ground, forkserver, self.group, manifest)
-        self.nodes: dict[str, NodeLink] = {}
-        self.stopping = False
-
-    @property
-    def links(self) -> list[WorkerLink]:
-        return [self.worker, *self.nodes.values()]
 
 
 class WorkerTree:
@@ -70,6 +58,7 @@ class WorkerTree:
         listener: Hears everything.
         log: Where to write.
         environ: The forkservers' whole environment.
+        reloading: Hears when a reload begins (True), and when none is under way or waits.
     """
 
     def __init__(
@@ -80,6 +69,7 @@ class WorkerTree:
         listener: WorkerListener,
         log: Log,
         environ: Mapping[str, str],
+        reloading: Callable[[bool], None] = lambda busy: None,
     ) -> None:
         self._ground = Ground(
             reactor=reactor,
@@ -94,8 +84,11 @@ class WorkerTree:
         )
         self._launch_fd = launch_fd
         self._forkservers: dict[int, ForkserverLink] = {}
-        self._agents: dict[str, _Agent] = {}
+        self._leaving: set[ForkserverLink] = set()
+        self._agents: dict[str, AgentParts] = {}
+        self._reloading = Reloading(self._ground, self, reloading)
         self._next_index = len(launch.apps)
+        self._past_restarts = 0  # of workers that are gone
         self._stopping = False
 
     # Apps
@@ -128,50 +121,50 @@ class WorkerTree:
         return index
 
     def _add(self, app: App) -> None:
-        link = self._forkservers[app.index] = ForkserverLink(self._ground, app, self)
+        generation = self._reloading.generation
+        link = self._forkservers[app.index] = ForkserverLink(self._ground, app, self, generation)
         self._ground.reactor.call_soon(link.start)
 
-    def loaded(self, link: ForkserverLink, manifests: list[AgentManifest]) -> ErrorInfo | None:
+    def loaded(self, link: ForkserverLink, manifests: list[AgentManifest], changed: bool) -> ErrorInfo | None:
         """Tell the listener, and start what does not run yet. Called by the forkserver's link."""
-        manifests = [manifest for manifest in manifests if manifest.id not in link.stopped_agents]
-        for manifest in manifests:
-            other = self._agents.get(manifest.id)
-            if other is not None and other.stopping:
-                return failure(
-                    "agent_start_failed",
-                    f"agent {manifest.id!r} is still being stopped",
-                    hint="try again in a moment",
-                    agent=manifest.id,
-                )
-            if other is not None and other.forkserver is not link:
-                owner = other.forkserver.app.reference
-                return failure(
-                    "invalid_definition",
-                    f"agent {manifest.id!r} of {link.app.reference} is defined by {owner} too",
-                    hint="give one of them another id, or stop the other one first",
-                    agent=manifest.id,
-                )
-        agents = [self._take(link, manifest) for manifest in manifests]
+        refused = self.clash([(link, manifests)])
+        if refused is not None:
+            return refused
+        if changed:
+            link.generation = self._reloading.replaced()
+            self._ground.log.warning("app has changed, reloaded", app=link.app.reference, generation=link.generation)
+            self.switch([(link, manifests)])
+            return None
+        link, manifests = self._wanted(link, manifests)
+        fresh = [self._switched(link, manifest) for manifest in manifests if not self._runs(manifest.id)]
         self._ground.listener.app_loaded(link.app.index, link.app.reference, manifests)
-        for agent in agents:
-            if not (agent.stopping or self._stopping):  # the listener may have stopped it
-                agent.group.define(agent.manifest, agent.links)
+        self._start(fresh)
         return None
 
-    def _take(self, link: ForkserverLink, manifest: AgentManifest) -> _Agent:
-        """Note an agent's definition. A node that is gone keeps its worker: tasks of the old definition may still be
-        its.
-        """
-        agent = self._agents.get(manifest.id)
-        if agent is None:
-            agent = self._agents[manifest.id] = _Agent(self._ground, link, manifest)
-        agent.manifest = manifest
-        for node in manifest.nodes:
-            if node.name in agent.nodes:
-                agent.nodes[node.name].manifest = node
-            else:
-                agent.nodes[node.name] = NodeLink(self._ground, link, agent.group, manifest, node)
-        return agent
+    def _runs(self, agent_id: str) -> bool:
+        return agent_id in self._agents and self._agents[agent_id].worker is not None
+
+    def _start(self, agents: list[AgentParts]) -> None:
+        if not self._stopping:  # the listener may have stopped everything
+            for parts in agents:
+                parts.start()
+
+    def _switched(self, link: ForkserverLink, manifest: AgentManifest) -> AgentParts:
+        """The agent, with workers of the forkserver's generation, not started."""
+        parts = self._agents.get(manifest.id)
+        if parts is None:
+            parts = AgentParts(self._ground, link, manifest, lambda ended: self._left(manifest.id, ended))
+            self._agents[manifest.id] = parts
+        parts.switch(link, manifest)
+        return parts
+
+    def _left(self, agent_id: str, link: WorkerLink) -> None:
+        """A worker of an older generation has ended."""
+        self._past_restarts += link.restarts
+        parts = self._agents.get(agent_id)
+        if parts is not None and parts.worker is None and not parts.leaving and not parts.stopping:
+            del self._agents[agent_id]
+        self._ground.reactor.call_soon(self._reloading.look)
 
     def failed(self, link: ForkserverLink, error: ErrorInfo) -> None:
         """Tell the listener. Called by the forkserver's link."""
@@ -189,6 +182,71 @@ class WorkerTree:
         for link in self._forkservers.values():
             link.pump()
 
+    # Reloads
+
+    def reload(self, answered: Answered) -> None:
+        """Load all apps anew; ``answered`` gets what came of it, or why nothing did."""
+        self._reloading.ask(answered)
+
+    def open_reloads(self) -> None:
+        """The apps of the launch are loaded or given up: reloads may begin."""
+        self._reloading.open()
+
+    def close_reloads(self) -> None:
+        """Begin none any more, and give up the one under way."""
+        self._reloading.close()
+
+    def apps(self) -> list[App]:
+        """What is loaded."""
+        return [link.app for link in self._forkservers.values() if link.status not in ("stopping", "stopped")]
+
+    def clash(self, loaded: list[Loaded]) -> ErrorInfo | None:
+        """Say why these can't serve together with the others."""
+        return clash([self._wanted(link, manifests) for link, manifests in loaded], self._agents)
+
+    def _wanted(self, link: ForkserverLink, manifests: list[AgentManifest]) -> Loaded:
+        """Without the agents that somebody has stopped."""
+        stopped = self._forkservers.get(link.app.index, link).stopped_agents | link.stopped_agents
+        return link, [each for each in manifests if each.id not in stopped]
+
+    def switch(self, loaded: list[Loaded]) -> list[ReloadedAgent]:
+        """Have these forkservers take over for their apps: their workers, and their definitions at the listener."""
+        loaded = [self._wanted(link, manifests) for link, manifests in loaded]
+        outcomes = compared(loaded, self._agents)
+        gone = [each.id for each in outcomes if each.outcome == "gone"]
+        for link, _ in loaded:
+            self._take_over(link)
+        for id in gone:
+            for check in self._agents[id].retire():
+                self._refuse(id, check)
+        started = [self._switched(link, manifest) for link, manifests in loaded for manifest in manifests]
+        self._ground.listener.apps_switched([(link.app.reference, manifests) for link, manifests in loaded], gone)
+        self._start(started)
+        return outcomes
+
+    def _take_over(self, link: ForkserverLink) -> None:
+        old = self._forkservers[link.app.index]
+        if old is link:
+            return
+        link.stopped_agents |= old.stopped_agents
+        link.apps = self
+        self._forkservers[link.app.index] = link
+        for parts in self._agents.values():
+            if parts.forkserver is old:
+                parts.forkserver = link
+        self.leave(old)
+
+    def leave(self, link: ForkserverLink) -> None:
+        """End a forkserver that nobody wants; its app stays."""
+        self._leaving.add(link)
+        self._past_restarts += link.restarts
+        link.stop(lambda: self._leaving.discard(link))
+
+    @property
+    def drains(self) -> bool:
+        """Whether a worker of an older generation lives."""
+        return any(parts.leaving for parts in self._agents.values())
+
     # Work
 
     def evaluate(self, agent_id: str, request: Evaluate) -> None:
@@ -205,36 +263,51 @@ class WorkerTree:
         agent = self._agents.get(agent_id)
         if agent is None:
             self._ground.log.warning("question to an agent that does not run", agent=agent_id)
+        elif agent.worker is None:
+            self._refuse(agent_id, request)
         else:
             agent.worker.ask(request)
+
+    def _refuse(self, agent_id: str, request: Evaluate | CheckUpdate) -> None:
+        error = failure("unknown_agent", f"its app does not define agent {agent_id!r} any more")
+        answer: PolicyFailed | UpdateChecked
+        if isinstance(request, Evaluate):
+            answer = PolicyFailed(request.evaluation, error)
+        else:
+            answer = UpdateChecked(request.check, None, error)
+        self._ground.reactor.call_soon(lambda: self._ground.listener.agent_answered(agent_id, answer))
 
     def dispatch(self, agent_id: str, node: str, task: TaskOrder) -> None:
         """Run a task, now or when the node's worker is up; the listener hears its end, exactly once. Of a
         stopped agent nothing is heard.
         """
-        link = self._node(agent_id, node)
-        if link is None:
+        agent = self._agents.get(agent_id)
+        if agent is None:
             self._ground.log.warning("task for a node that does not run", agent=agent_id, node=node)
+        elif node in agent.nodes:
+            agent.nodes[node].dispatch(task)
         else:
-            link.dispatch(task)
+            error = failure("unknown_node", f"agent {agent_id!r} has no node {node!r} any more")
+            report = TaskInterrupted(task.execution_id, "", error, started=False)
+            self._ground.reactor.call_soon(lambda: self._ground.listener.task_reported(agent_id, node, report))
 
     def kill(self, agent_id: str, node: str, execution_id: str, reason: str) -> None:
         """End a task. Its report follows, and is a result if that was already on its way. Harmless for one
         that has ended.
         """
-        link = self._node(agent_id, node)
+        link = self._node(agent_id, node, execution_id)
         if link is not None:
             link.kill(execution_id, reason)
 
     def ack_partial(self, agent_id: str, node: str, ack: PartialAck) -> None:
         """Answer a chunk. Harmless when its task has ended."""
-        link = self._node(agent_id, node)
+        link = self._node(agent_id, node, ack.execution_id)
         if link is not None:
             link.ack_partial(ack)
 
-    def _node(self, agent_id: str, node: str) -> NodeLink | None:
+    def _node(self, agent_id: str, node: str, execution_id: str) -> NodeLink | None:
         agent = self._agents.get(agent_id)
-        return agent.nodes.get(node) if agent is not None else None
+        return agent.node_of(node, execution_id) if agent is not None else None
 
     # End
 
@@ -253,17 +326,19 @@ class WorkerTree:
             return
         agent.stopping = True
         agent.group.stop()
-        forkserver = agent.forkserver
-        forkserver.stopped_agents.add(agent_id)
+        agent.forkserver.stopped_agents.add(agent_id)
 
         def workers_stopped() -> None:
             self._agents.pop(agent_id, None)
-            if any(other.forkserver is forkserver for other in self._agents.values()):
+            self._reloading.look()
+            forkserver = agent.forkserver  # a reload may have put another one in its place
+            if any(other.forkserver is forkserver and other.worker is not None for other in self._agents.values()):
                 done()
-            else:
-                forkserver.stop(forkserver_stopped)
+                return
+            self._reloading.without(forkserver.app.index)
+            forkserver.stop(lambda: forkserver_stopped(forkserver))
 
-        def forkserver_stopped() -> None:
+        def forkserver_stopped(forkserver: ForkserverLink) -> None:
             self._drop(forkserver)
             done()
 
@@ -277,10 +352,12 @@ class WorkerTree:
             done: Called when no descendant of this process is left, and no descriptor of the tree is open.
         """
         self._stopping = True
+        self._reloading.close()
         for agent in self._agents.values():
             agent.group.stop()
         links = [part for agent in self._agents.values() for part in agent.links]
-        waiting = 1 + len(self._forkservers)
+        forkservers = [*self._forkservers.values(), *self._leaving]
+        waiting = 1 + len(forkservers)
 
         def one_less() -> None:
             nonlocal waiting
@@ -288,7 +365,7 @@ class WorkerTree:
             if waiting == 0:
                 self._ground.graveyard.sweep(lambda: self._all_stopped(done))
 
-        for forkserver in list(self._forkservers.values()):
+        for forkserver in forkservers:
             forkserver.stop(one_less)
         self._stop_links(links, drain=drain, done=one_less)
 
@@ -358,14 +435,14 @@ class WorkerTree:
 
         timer = self._ground.reactor.call_later(LOOK_S, too_late)
         for agent in self._agents.values():
-            asked += sum(node.look(one_less) for node in agent.nodes.values())
+            asked += sum(link.look(one_less) for link in agent.links if isinstance(link, NodeLink))
         one_less()
 
     @property
     def restarts(self) -> int:
         """How often a worker was started again."""
         workers = sum(link.restarts for agent in self._agents.values() for link in agent.links)
-        return workers + sum(link.restarts for link in self._forkservers.values())
+        return self._past_restarts + workers + sum(link.restarts for link in self._forkservers.values())
 
     def tree(self) -> list[ProcessInfo]:
         """Describe forkservers, agent workers, and node workers with their edges."""
