@@ -213,7 +213,7 @@ def test_clients_that_never_read_their_events_cost_bounded_memory_and_hold_nobod
 
 def test_client_that_asks_and_does_not_read_the_answers_is_not_read_either(daemon: Daemon):
     """What is answered waits for its reader in bounded memory; no more questions are taken meanwhile."""
-    question = msgspec.msgpack.encode({"type": "ask", "number": 1, "request": {"type": "get_tree"}})
+    question = msgspec.msgpack.encode({"type": "ask", "number": 1, "request": {"type": "list_agents"}})
     question = len(question).to_bytes(4, "big") + question
     open_before = descriptors(daemon)
     before = supervisor(daemon).memory_bytes
@@ -222,7 +222,7 @@ def test_client_that_asks_and_does_not_read_the_answers_is_not_read_either(daemo
         assert supervisor(daemon).memory_bytes - before < 32 * MIB
         rude.close()
         for _ in range(asked[0] // len(question)):
-            assert deaf.receive()["answer"]["type"] == "tree"
+            assert deaf.receive()["answer"]["type"] == "agents"
     eventually(lambda: descriptors(daemon) <= open_before + 1, "both are closed")
 
 
