@@ -48,6 +48,11 @@ def test_unit_gives_the_stop_and_a_hung_supervisor_the_time_that_they_take(servi
     assert (service["Type"], service["KillMode"], service["OOMPolicy"]) == ("notify", "mixed", "continue")
 
 
+def test_unit_reloads_by_the_signal_that_the_guard_takes(service):
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert "SIGHUP" in guard._SIGNALS
+
+
 def test_unit_calls_the_command_as_it_is(service):
     program, *options = service["ExecStart"].split()
     assert Path(program).name == main.command.name or Path(program).name == "hayata-supervisor"
