@@ -88,6 +88,7 @@ class Clients:
                 self._twice(),
                 self._confused(),
                 self._odd(),
+                self._reloaded(),
                 self._looked_at(),
             ):
                 group.create_task(doing)
@@ -201,6 +202,11 @@ class Clients:
         with suppress(HayataError):
             await patiently(self._client.start_agent, ODD_APP)
             await patiently(self._client.stop_agent, "odd")
+
+    async def _reloaded(self) -> None:
+        """Load the apps anew, though nothing of them has changed. One that fails has been disturbed."""
+        with suppress(HayataError):
+            await patiently(self._client.reload)
 
     async def _looked_at(self) -> None:
         """Ask what changes nothing."""
