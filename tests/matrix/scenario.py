@@ -90,7 +90,6 @@ class Clients:
                 self._odd(),
                 self._reloaded(),
                 self._looked_at(),
-                self._reloaded(),
             ):
                 group.create_task(doing)
 
@@ -213,11 +212,6 @@ class Clients:
         """Ask what changes nothing."""
         for ask in (self._client.agents, self._client.tree, self._client.stats, self._client.invocations):
             await patiently(ask)
-
-    async def _reloaded(self) -> None:
-        """Have a new generation of the apps' code, which is the old one's."""
-        with suppress(HayataError):
-            await patiently(self._client.reload)
 
     # What a person decides
 
