@@ -317,10 +317,10 @@ class Guard:
     # the end
 
     def _stop(self, drain_s: float, why: str) -> None:
-        """Stop within the drain; one that was asked for before may only become shorter."""
+        """Stop within the drain; one that was asked for before may only become shorter, or lose all patience."""
         due_s = clock.monotonic() + drain_s + self._limits.stop_grace
-        if self._stop_due_s is not None and (self._stop_due_s <= due_s or self._hurried):
-            return
+        if self._hurried or (self._stop_due_s is not None and self._stop_due_s <= due_s and drain_s > 0):
+            return  # without a drain it is new even when the drain is over: workers may have more time than that
         first, self._hurried = self._stop_due_s is None, drain_s == 0
         self._stop_due_s = due_s
         self._kill_when_due()
