@@ -27,6 +27,9 @@ _left_behind = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # whoever runs us behind a script may ignore them, and
+        signal.signal(number, signal.SIG_DFL)  # children inherit that; what the tests send must arrive
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if _HELPS:
         return
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
