@@ -131,8 +131,8 @@ class GuardChild:
         with self._lock:
             if self._end is not None:
                 return
-            self._tell(m.StopRuntime(drain_s))
-            try:
+            try:  # an interrupt may come as soon as the message is sent: the guard is faster than we are
+                self._tell(m.StopRuntime(drain_s))
                 ended = self._await_end(time.monotonic() + drain_s + STOP_GRACE_S)
             except BaseException:
                 self._tell(m.StopRuntime(0.0))

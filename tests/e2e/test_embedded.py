@@ -27,6 +27,8 @@ from hayata import Agent, Client, Finish, Next, PolicyContext, loading
 from hayata.client import Process
 from hayata.embedded import Runtime
 from hayata.errors import HayataError, InvocationFailed, RecoveryNeeded
+from hayata.guard_child import GuardChild
+from hayata.messages import StopRuntime
 from tests.support import client_app
 from tests.support.daemon import APP, DEADLINE_S, ROOT, assert_all_gone, environment, marked
 
@@ -485,6 +487,27 @@ def test_interrupt_during_the_drain_ends_it(tmp_path: Path, mark: str) -> None:
         assert time.monotonic() - began < 10
         assert "KeyboardInterrupt" in errors
         assert_all_gone(mark)
+
+
+def test_interrupt_right_after_the_drain_was_asked_for_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard may be faster than we are: its log is read, and Ctrl-C is here, before the send has returned."""
+    given, started, _ = held(tmp_path)
+    runtime = hayata.start(APP, data_dir=tmp_path / "data")
+    runtime.run("wait", given)
+    await_file(started)
+    tell, told = GuardChild._tell, []
+
+    def tell_and_be_interrupted(guard: GuardChild, message: StopRuntime) -> None:
+        tell(guard, message)
+        told.append(message.drain_s)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(GuardChild, "_tell", tell_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.close(30)
+    assert told == [30, 0.0]
+    assert runtime._server.why_gone() is not None, "and it has ended"
 
 
 # ----------------------------------------------------------------------------------------------------------
