@@ -1,6 +1,8 @@
 # Each target works on a machine that has only Python >= 3.11 and make.
 PYTHON ?= python3
 VENV := .venv
+# Of the tests; most of their time is waiting.
+PROCESSES ?= 3
 BIN := $(VENV)/bin
 
 .PHONY: demo test crash check clean
@@ -15,7 +17,7 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 3 --dist loadscope
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadscope
 
 crash: $(VENV)/installed
 	$(BIN)/python -m tests.syscalls

@@ -188,7 +188,7 @@ def test_node_killed_after_a_result_was_written_reports_the_result(rig):
     # The loop is held up: the node dies before a byte of the result is read.
     kill(rig.driver, signal.SIGSTOP)
     try:
-        turns = rig.turns(node)
+        turns = rig.wait_asleep(node)
         (rig.home / "gate").touch()
         rig.told("returning")
         rig.wait_turn(node, turns)

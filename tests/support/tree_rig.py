@@ -214,9 +214,16 @@ class TreeRig:
 
     @staticmethod
     def turns(pid):
-        """How often a process has gone to sleep. Once more: it has woken, done its work, and sleeps again."""
+        """How often a process has gone to sleep; 0 while it is awake: it will once more when its work is done. One more
+        than before: it has woken, done its work, and sleeps again.
+        """
         status = Path(f"/proc/{pid}/status").read_text()
-        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+        asleep = status.partition("\nState:")[2].split()[0] == "S"
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) if asleep else 0
+
+    def wait_asleep(self, pid):
+        """Wait until a process has nothing to do; returns its `turns`."""
+        return self._wait_for(lambda: self.turns(pid), f"{pid} asleep")
 
     def wait_turn(self, pid, turns):
         """Wait until a process has slept more than ``turns`` times."""
@@ -247,14 +254,14 @@ class TreeRig:
         )
 
     def _wait_for(self, condition, what, timeout_s=DEADLINE_S, *, quiet=False):
-        """For what sends no event: look, with a deadline."""
+        """For what sends no event: look, with a deadline. Returns what was found."""
         deadline = time.monotonic() + timeout_s
-        while not condition():
+        while not (found := condition()):
             if time.monotonic() > deadline:
                 assert quiet, f"waited {timeout_s} s for {what}"
                 return False
             select.select([], [], [], 0.002)
-        return True
+        return found
 
 
 def description(pid):
