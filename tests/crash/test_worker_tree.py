@@ -477,13 +477,15 @@ def test_random_kills_every_task_ends_once_and_runs_at_most_once_and_every_quest
     ledger = rig.home / "ledger"
     ledger.touch()
     ends = {}
+    killed = []
     for number in range(60):
         rig.dispatch(f"e{number}", ledger=str(ledger), value=number)
         rig.evaluate(number, quiet=True, result=number)
         victims = rig.marked() if dice.random() < 0.5 else rig.children()
         if victims and dice.random() < 0.5:
+            killed.append(dice.choice(victims))
             with contextlib.suppress(ProcessLookupError):
-                kill(dice.choice(victims))
+                kill(killed[-1])
         if dice.random() < 0.3:  # else the dead are all that is left to be killed
             ends[number] = rig.report(f"e{number}")
     ends.update({number: rig.report(f"e{number}") for number in range(60) if number not in ends})
@@ -497,6 +499,7 @@ def test_random_kills_every_task_ends_once_and_runs_at_most_once_and_every_quest
         else:
             assert end["error"]["code"] in ("node_crashed", "edge_crashed")
     assert {answer["type"] for answer in answers.values()} <= {"DecidedFinish", "PolicyFailed"}
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in killed), "all are reaped, so known to be dead")
     # Whatever is late would come before the answer to this.
     rig.dispatch("last", ledger=str(ledger))
     assert rig.report("last")["type"] == "TaskCompleted"
